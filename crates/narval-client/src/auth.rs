@@ -16,7 +16,7 @@ use base64::engine::general_purpose::STANDARD;
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
-use crate::message::url::{Origin, Scheme, Url};
+use crate::url::{Origin, Scheme, Url};
 
 /// The maximum size of a netrc file.
 const NETRC_LEN_MAX: u64 = 1024 * 1024;

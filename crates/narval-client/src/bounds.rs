@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::error::HttpError;
-use crate::message::url::{Origin, Scheme, Url};
+use crate::url::{Origin, Scheme, Url};
 
 /// The longest host name, in bytes (RFC 1035 section 2.3.4).
 const HOST_LEN_MAX: usize = 253;

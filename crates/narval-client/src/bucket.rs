@@ -2,12 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::client::Client;
 use crate::error::HttpError;
-use crate::message::body::Body;
+use crate::exchange::body::Body;
+use crate::exchange::client::Client;
+use crate::exchange::request::{Extra, Method, Request, Response, Valid};
 use crate::message::head::Head;
-use crate::message::request::{Extra, Method, Request, Response, Valid};
-use crate::message::url::Url;
+use crate::url::Url;
 
 /// The maximum size of an error document. S3's are below 1 KiB.
 const ERROR_LEN_MAX: u64 = 64 * 1024;

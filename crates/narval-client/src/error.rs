@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::message::url::UrlError;
+use crate::url::UrlError;
 
 /// One failed exchange.
 #[derive(Debug, thiserror::Error)]

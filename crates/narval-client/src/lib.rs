@@ -48,13 +48,16 @@
 mod auth;
 mod bounds;
 mod bucket;
-mod client;
 pub mod clock;
 mod error;
+mod exchange;
 mod limits;
 mod message;
+mod retry_budget;
+mod retry_policy;
 mod retrying;
 pub mod trace;
+mod url;
 mod wire;
 pub use limits::{
     CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, DRAIN_LEN_MAX, FIELDS_MAX, HEAD_LEN_MAX, IDLE_AGE_MAX,
@@ -64,21 +67,21 @@ pub use message::request_id;
 
 pub use auth::{Bearer, Credentials, Netrc};
 pub use bounds::{Bounds, HostPattern};
-pub use client::{Buckets, Client, ClientOptions};
 pub use error::HttpError;
-pub use message::body::Body;
+pub use exchange::body::Body;
+pub use exchange::client::{Buckets, Client, ClientOptions};
+pub use exchange::probe::TlsProbe;
+pub use exchange::request::{Extra, Method, Request, Response, Valid};
+pub use exchange::upload::{Answer, Payload, Upload};
 pub use message::coding::{Codings, DecoderOf};
 pub use message::head::Head;
-pub use message::request::{Extra, Method, Request, Response, Valid};
-pub use message::upload::{Answer, Payload, Upload};
-pub use message::url::{Origin, Scheme, URL_LEN_MAX, Url, UrlError, escaped};
+pub use retry_budget::{BUDGET_MAX, Budget};
+pub use retry_policy::{RetryPolicy, random_fraction};
 pub use retrying::breaker::Breaker;
-pub use retrying::budget::{BUDGET_MAX, Budget};
-pub use retrying::policy::{RetryPolicy, random_fraction};
 pub use retrying::resume::{OwnCodings, ResumingBody};
 pub use retrying::retry::Attempts;
 pub use retrying::trouble::Trouble;
+pub use url::{Origin, Scheme, URL_LEN_MAX, Url, UrlError, escaped};
 pub use wire::connect::ATTEMPT_DELAY;
-pub use wire::probe::TlsProbe;
 pub use wire::proxy::Proxies;
 pub use wire::tls::{TrustedCertificates, tls_config};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use crate::package::PackageName;
+use crate::package::{PackageName, compare_versions};
 use crate::path_info::PathInfo;
 use crate::store_path::HashPart;
 
@@ -127,7 +127,7 @@ impl<'a, P: ClosurePath> PackageChange<'a, P> {
 fn versions<'a, P: ClosurePath>(paths: &[&'a P]) -> Vec<&'a str> {
     let versions: BTreeSet<_> = paths.iter().map(|path| PackageName::of(path.name()).version).collect();
     let mut versions: Vec<_> = versions.into_iter().collect();
-    versions.sort_by(|one, other| crate::compare_versions(one, other));
+    versions.sort_by(|one, other| compare_versions(one, other));
     versions
 }
 

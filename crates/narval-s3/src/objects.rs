@@ -16,7 +16,7 @@ use narval_nix::Sha256;
 use crate::address::{BucketAddress, BucketError};
 use crate::checksums::{Sent, with_checksum};
 use crate::list::{Listing, Object, page_of, time};
-use crate::put::ObjectPut;
+use crate::put::{ObjectPut, put_object};
 use crate::put_error::PutError;
 use crate::xml::{element, elements};
 use narval_client::Breaker;
@@ -216,7 +216,7 @@ impl Objects {
             return simulated.put(key, bytes, None).map_err(io::Error::other);
         }
         let url = self.object(key).map_err(io::Error::other)?;
-        self.counted_io(|| super::put_object(&self.client, &url, content_type, (payload, hash), &|_| {}))
+        self.counted_io(|| put_object(&self.client, &url, content_type, (payload, hash), &|_| {}))
     }
 
     /// Stores a small object. No attempt takes effect after `until`, because its signature has expired by then.

@@ -41,6 +41,7 @@ mod nar;
 mod realisation;
 mod remove;
 mod settings;
+mod signatures;
 mod source;
 mod store;
 mod transfer;

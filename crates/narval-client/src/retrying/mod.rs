@@ -1,8 +1,6 @@
 //! When it fails: what is tried again, from where, and when no more.
 
 pub(crate) mod breaker;
-pub(crate) mod budget;
-pub(crate) mod policy;
 pub(crate) mod resume;
 pub(crate) mod retry;
 pub(crate) mod trouble;

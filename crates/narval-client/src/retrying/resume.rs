@@ -4,13 +4,13 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::client::Client;
 use crate::error::HttpError;
-use crate::message::body::Body;
+use crate::exchange::body::Body;
+use crate::exchange::client::Client;
+use crate::exchange::request::{Extra, Request, Response};
 use crate::message::coding::names;
-use crate::message::request::{Extra, Request, Response};
-use crate::message::url::Url;
 use crate::retrying::retry::Attempts;
+use crate::url::Url;
 
 /// After this much progress, the number of failures is reset: a server that closes every connection after a megabyte
 /// must not fail a download of gigabytes.

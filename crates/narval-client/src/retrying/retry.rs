@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::client::Client;
 use crate::error::HttpError;
-use crate::message::url::Url;
+use crate::exchange::client::Client;
+use crate::limits::MENTIONED_AFTER;
+use crate::url::Url;
 use crate::wire::pool::Seen;
 
 /// The attempts of one exchange.
@@ -52,7 +53,7 @@ impl Attempts {
             return Err(error);
         }
         tracing::debug!(%url, %error, ?wait, failures = self.failures, "trying again");
-        if since.elapsed() + wait >= crate::MENTIONED_AFTER {
+        if since.elapsed() + wait >= MENTIONED_AFTER {
             client.mention(origin, &format_args!("{error}; trying again"));
         }
         std::thread::sleep(wait);
@@ -99,7 +100,7 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::retrying::policy::{AWAY_WAIT_MAX, RetryPolicy};
+    use crate::retry_policy::{AWAY_WAIT_MAX, RetryPolicy};
 
     const fn status(status: u16, retry_after: Option<u64>) -> HttpError {
         let retry_after = match retry_after {

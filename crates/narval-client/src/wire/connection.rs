@@ -16,7 +16,7 @@ use crate::bounds::{Bounds, Host};
 use crate::error::HttpError;
 use crate::limits::HEAD_LEN_MAX;
 use crate::message::head::Head;
-use crate::message::url::{Origin, Scheme};
+use crate::url::{Origin, Scheme};
 
 /// Size of a read for a head: most heads fit, and little of the body is copied twice.
 const HEAD_READ_LEN: usize = 4 * 1024;

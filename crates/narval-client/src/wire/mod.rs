@@ -3,6 +3,5 @@
 pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod pool;
-pub(crate) mod probe;
 pub(crate) mod proxy;
 pub(crate) mod tls;

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::connection::Connection;
 use crate::limits::IDLE_AGE_MAX;
-use crate::message::url::Origin;
+use crate::url::Origin;
 
 #[derive(Default)]
 struct PerOrigin {

@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::error::HttpError;
-use crate::message::url::{Origin, Scheme, Url};
+use crate::url::{Origin, Scheme, Url};
 
 /// One HTTP proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]

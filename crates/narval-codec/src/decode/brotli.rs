@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Read};
 
 use brotli_decompressor::{BrotliDecompressStream, BrotliResult, BrotliState, StandardAlloc};
 
-use super::{corrupt, truncated};
+use super::error::{corrupt, truncated};
 
 type State = BrotliState<StandardAlloc, StandardAlloc, StandardAlloc>;
 

@@ -5,7 +5,7 @@
 
 use std::io::{self, BufRead, Read};
 
-use super::{corrupt, truncated};
+use super::error::{corrupt, truncated};
 
 const NAME: &str = "compress";
 const MAGIC: [u8; 2] = [0x1f, 0x9d];

@@ -4,9 +4,9 @@ use std::io::{self, BufRead, Read};
 
 use narval_nix::NarHash;
 
+use super::error::{DecodeError, corrupt, truncated};
 use super::zstd::Zstd;
 use super::zstd_context::context_with_window;
-use super::{DecodeError, corrupt, truncated};
 use crate::delta::{DELTA_HEADER_LEN, delta_header, window_log_max};
 
 /// Reads a NAR from its delta.

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Read};
 
 use lz4_flex::frame::FrameDecoder;
 
-use super::corrupt;
+use super::error::corrupt;
 
 pub(super) struct Lz4<R: BufRead> {
     frames: FrameDecoder<R>,

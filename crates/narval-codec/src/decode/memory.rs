@@ -1,4 +1,4 @@
-//! One budget for the windows of many decoders.
+//! What decoders may take of memory, and one budget for the windows of many of them.
 //!
 //! A file of a kilobyte can ask for a window of 128 MiB, so decoders of files from strangers reserve theirs before they allocate it.
 
@@ -8,7 +8,15 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::XZ_MEMORY_MAX;
+/// The decoder's input buffer.
+pub const INPUT_LEN: usize = 128 * 1024;
+/// The decoder's output buffer.
+pub const OUTPUT_LEN: usize = 256 * 1024;
+/// Memory limit of an xz, lzma or lzip decoder: a dictionary of 128 MiB and some overhead. `xz -9` needs 65 MiB.
+pub const XZ_MEMORY_MAX: u64 = 136 * 1024 * 1024;
+/// Memory limit of one file that is decoded on several threads. xz blocks and zstd frames are held whole, before and after
+/// decoding: three blocks of `xz -6 -T`, or five frames of 16 MiB. Only one file at a time is decoded in parallel.
+pub const PARALLEL_MEMORY_MAX: u64 = 128 * 1024 * 1024;
 
 /// The default budget, in bytes.
 pub const DECODE_MEMORY: u64 = 256 * 1024 * 1024;

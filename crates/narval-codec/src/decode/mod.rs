@@ -5,7 +5,9 @@
 
 mod brotli;
 mod compress;
+mod decoder;
 mod delta;
+mod error;
 mod frame_index;
 mod lz4;
 mod memory;
@@ -14,162 +16,15 @@ mod zstd;
 mod zstd_context;
 mod zstd_frames;
 
-use std::io::{self, BufRead, Read};
-
-use narval_nix::Compression;
-
+pub use decoder::Decoder;
 pub use delta::DeltaDecoder;
+pub use error::DecodeError;
 pub use frame_index::{FrameIndex, FrameStart};
-pub use memory::{DECODE_MEMORY, DECODE_MEMORY_MIN, NoWindow, Window, WindowMemory, WindowStats, is_no_window};
+pub use memory::{
+    DECODE_MEMORY, DECODE_MEMORY_MIN, INPUT_LEN, NoWindow, OUTPUT_LEN, PARALLEL_MEMORY_MAX, Window, WindowMemory,
+    WindowStats, XZ_MEMORY_MAX, is_no_window,
+};
 pub use zstd_context::WINDOW_LOG_MAX;
-
-/// The decoder's input buffer.
-pub const INPUT_LEN: usize = 128 * 1024;
-/// The decoder's output buffer.
-pub const OUTPUT_LEN: usize = 256 * 1024;
-/// Memory limit of an xz, lzma or lzip decoder: a dictionary of 128 MiB and some overhead. `xz -9` needs 65 MiB.
-pub const XZ_MEMORY_MAX: u64 = 136 * 1024 * 1024;
-/// Memory limit of one file that is decoded on several threads. xz blocks and zstd frames are held whole, before and after
-/// decoding: three blocks of `xz -6 -T`, or five frames of 16 MiB. Only one file at a time is decoded in parallel.
-pub const PARALLEL_MEMORY_MAX: u64 = 128 * 1024 * 1024;
-
-/// What bzip2, brotli and lz4 decoders need at most; those of gzip and compress need less than their buffers.
-const BZIP2_MEMORY: u64 = 4 * 1024 * 1024;
-const BROTLI_MEMORY: u64 = 18 * 1024 * 1024;
-const LZ4_MEMORY: u64 = 9 * 1024 * 1024;
-
-/// Why a decoder cannot be created.
-#[derive(Debug, thiserror::Error)]
-pub enum DecodeError {
-    /// An obsolete compression.
-    #[error("the compression '{0}' is not supported")]
-    Unsupported(Compression),
-    /// The library could not be initialised.
-    #[error("the {0} decoder cannot start: {1}")]
-    Start(&'static str, String),
-    /// There is no memory for it at the moment.
-    #[error(transparent)]
-    NoWindow(#[from] NoWindow),
-}
-
-/// A decoder reading from `R`.
-pub struct Decoder<R: BufRead>(Kind<R>, Option<Window>);
-
-enum Kind<R: BufRead> {
-    None(R),
-    Xz(xz::Xz<R>),
-    Zstd(zstd::Zstd<R>),
-    Bzip2(Box<bzip2::bufread::MultiBzDecoder<R>>),
-    Gzip(Box<flate2::bufread::MultiGzDecoder<R>>),
-    Brotli(Box<brotli::Brotli<R>>),
-    Lz4(Box<lz4::Lz4<R>>),
-    Compress(Box<compress::Compress<R>>),
-}
-
-impl<R: BufRead> Decoder<R> {
-    /// A decoder for `compression`. With more than one thread, xz files of several blocks and zstd files of several frames
-    /// are decoded in parallel.
-    ///
-    /// ```
-    /// use std::io::Read;
-    /// use narval_codec::decode::Decoder;
-    /// let mut decoder = Decoder::new(&narval_nix::Compression::None, &b"as it is"[..], 1).unwrap();
-    /// let mut text = String::new();
-    /// decoder.read_to_string(&mut text).unwrap();
-    /// assert_eq!(text, "as it is");
-    /// ```
-    pub fn new(compression: &Compression, source: R, threads: usize) -> Result<Self, DecodeError> {
-        let kind = match compression {
-            Compression::None => Kind::None(source),
-            Compression::Xz => Kind::Xz(xz::Xz::new(source, xz::Format::Xz, threads)),
-            Compression::Lzma => Kind::Xz(xz::Xz::new(source, xz::Format::Lzma, 1)),
-            Compression::Lzip => Kind::Xz(xz::Xz::new(source, xz::Format::Lzip, 1)),
-            Compression::Zstd => Kind::Zstd(zstd::Zstd::new(source, threads)?),
-            Compression::Bzip2 => Kind::Bzip2(Box::new(bzip2::bufread::MultiBzDecoder::new(source))),
-            Compression::Gzip => Kind::Gzip(Box::new(flate2::bufread::MultiGzDecoder::new(source))),
-            Compression::Brotli => Kind::Brotli(Box::new(brotli::Brotli::new(source))),
-            Compression::Lz4 => Kind::Lz4(Box::new(lz4::Lz4::new(source))),
-            Compression::Compress => Kind::Compress(Box::new(compress::Compress::new(source))),
-            other => return Err(DecodeError::Unsupported(*other)),
-        };
-        Ok(Self(kind, None))
-    }
-
-    /// A decoder for an upload, which anybody may have made: as [`with_window`](Self::with_window), and skippable zstd frames are refused.
-    ///
-    /// # Errors
-    /// See [`with_window`](Self::with_window).
-    pub fn of_upload(compression: &Compression, source: R, window: Window) -> Result<Self, DecodeError> {
-        Self::reserving(compression, source, window, true)
-    }
-
-    /// A decoder that reserves its memory before it allocates it. Reading fails with [`NoWindow`] if there is none at the moment.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new), and if there is no memory.
-    pub fn with_window(compression: &Compression, source: R, window: Window) -> Result<Self, DecodeError> {
-        Self::reserving(compression, source, window, false)
-    }
-
-    fn reserving(
-        compression: &Compression,
-        source: R,
-        mut window: Window,
-        is_strict: bool,
-    ) -> Result<Self, DecodeError> {
-        let bytes = match compression {
-            Compression::Bzip2 => BZIP2_MEMORY,
-            Compression::Brotli => BROTLI_MEMORY,
-            Compression::Lz4 => LZ4_MEMORY,
-            _ => 0,
-        };
-        window.grow_to(bytes).map_err(|_| NoWindow)?;
-        let mut decoder = Self::new(compression, source, 1)?;
-        match &mut decoder.0 {
-            Kind::Xz(xz) => xz.reserve_in(window),
-            Kind::Zstd(zstd) => zstd.reserve_in(window, is_strict),
-            _ => decoder.1 = Some(window),
-        }
-        Ok(decoder)
-    }
-
-    /// The source, at the position where the decoder stopped.
-    pub fn source_mut(&mut self) -> &mut R {
-        match &mut self.0 {
-            Kind::None(source) => source,
-            Kind::Xz(decoder) => decoder.source_mut(),
-            Kind::Zstd(decoder) => decoder.source_mut(),
-            Kind::Bzip2(decoder) => decoder.get_mut(),
-            Kind::Gzip(decoder) => decoder.get_mut(),
-            Kind::Brotli(decoder) => decoder.source_mut(),
-            Kind::Lz4(decoder) => decoder.source_mut(),
-            Kind::Compress(decoder) => decoder.source_mut(),
-        }
-    }
-}
-
-impl<R: BufRead> Read for Decoder<R> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        match &mut self.0 {
-            Kind::None(source) => source.read(out),
-            Kind::Xz(decoder) => decoder.read(out),
-            Kind::Zstd(decoder) => decoder.read(out),
-            Kind::Bzip2(decoder) => decoder.read(out),
-            Kind::Gzip(decoder) => decoder.read(out),
-            Kind::Brotli(decoder) => decoder.read(out),
-            Kind::Lz4(decoder) => decoder.read(out),
-            Kind::Compress(decoder) => decoder.read(out),
-        }
-    }
-}
-
-pub(crate) fn truncated(format: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, format!("the {format} data end too early"))
-}
-
-pub(crate) fn corrupt(format: &str, reason: impl std::fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("the {format} data are damaged: {reason}"))
-}
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,9 @@
 //! Tests each format with the usual compression program, if there is one, and with damaged data.
 
-use std::io::{BufReader, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::process::{Command, Stdio};
+
+use narval_nix::Compression;
 
 use super::*;
 

@@ -6,7 +6,8 @@ use std::io::{self, BufRead, Read};
 
 use liblzma::stream::{Action, CONCATENATED, Error, IGNORE_CHECK, MtStreamBuilder, Status, Stream};
 
-use super::{PARALLEL_MEMORY_MAX, Window, XZ_MEMORY_MAX, corrupt, truncated};
+use super::error::{corrupt, truncated};
+use super::memory::{PARALLEL_MEMORY_MAX, Window, XZ_MEMORY_MAX};
 
 /// Offset of the first block's flags: after the stream header (12 bytes) and the block header's size byte.
 const BLOCK_FLAGS_AT: usize = 13;

@@ -4,9 +4,10 @@ use std::io::{self, BufRead, Read};
 
 use zstd_safe::{DCtx, InBuffer, OutBuffer, get_error_name};
 
-use super::zstd_context::context;
+use super::error::{DecodeError, corrupt, truncated};
+use super::memory::Window;
+use super::zstd_context::{WINDOW_LOG_MAX, context};
 use super::zstd_frames::{HEADER_LEN_MAX, Next, Pool, SKIPPABLE_MAGIC, collect, little_endian, take, window_len};
-use super::{DecodeError, WINDOW_LOG_MAX, Window, corrupt, truncated};
 
 /// What a decoder needs besides the window: its tables and buffers.
 const CONTEXT_BYTES: u64 = 512 * 1024;

@@ -2,7 +2,7 @@
 
 use zstd_safe::{DCtx, DParameter, get_error_name};
 
-use super::DecodeError;
+use super::error::DecodeError;
 
 /// The largest window accepted: 128 MiB, what `zstd --ultra -22` writes.
 pub const WINDOW_LOG_MAX: u32 = 27;

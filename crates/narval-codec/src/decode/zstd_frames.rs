@@ -13,8 +13,9 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use zstd_safe::get_error_name;
 
+use super::error::{DecodeError, corrupt, truncated};
+use super::memory::PARALLEL_MEMORY_MAX;
 use super::zstd_context::context;
-use super::{DecodeError, PARALLEL_MEMORY_MAX, corrupt, truncated};
 
 /// The maximum size of the contents of a frame that is decoded as a whole. Larger ones are decoded as a stream, on one
 /// thread.

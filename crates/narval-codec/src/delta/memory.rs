@@ -2,7 +2,8 @@
 
 use parking_lot::{Condvar, Mutex};
 
-use super::DELTA_MEMORY_MAX;
+/// The memory that undoing deltas may take at a time: the largest base and the largest window.
+pub const DELTA_MEMORY_MAX: u64 = 256 * 1024 * 1024;
 
 /// The memory in use, in bytes; at most [`DELTA_MEMORY_MAX`].
 #[derive(Debug, Default)]

@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use narval_client::OwnCodings;
 use narval_nix::{HashPart, NarHash};
 
-pub use memory::{DeltaMemory, Reserved};
+pub use memory::{DELTA_MEMORY_MAX, DeltaMemory, Reserved};
 
 /// The length of the header: a magic number and the SHA-256 of the dictionary.
 pub const DELTA_HEADER_LEN: usize = 40;
@@ -23,8 +23,6 @@ pub const DELTA_NAR_BYTES_MIN: u64 = 16 * 1024;
 pub const DELTA_WINDOW_MAX: u64 = 128 * 1000 * 1000;
 /// The largest base. It is held in memory as a whole.
 pub const DELTA_BASE_BYTES_MAX: u64 = 128 * 1024 * 1024;
-/// The memory that undoing deltas may take at a time: the largest base and the largest window.
-pub const DELTA_MEMORY_MAX: u64 = 256 * 1024 * 1024;
 
 /// The window that every receiver must accept, whatever the size of the dictionary: 8 MB.
 const WINDOW_MIN: u64 = 8 * 1000 * 1000;

@@ -11,7 +11,7 @@ use narval_nix::{PathInfo, StoreDir, StorePath};
 use super::connection::Connection;
 use super::wire::{Request, WireError};
 use super::{Daemon, DaemonError, Operation};
-use crate::database::join_signatures;
+use crate::signatures::join_signatures;
 use crate::transfer::{InOrderError, NarOptions, Sink, Source, TransferError, VerifiedNar, Visible};
 
 /// The maximum duration of an upload.

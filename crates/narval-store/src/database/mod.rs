@@ -9,7 +9,7 @@ mod watch;
 
 use std::path::Path;
 
-use narval_nix::{HashPart, PathInfo, Signature, StoreDir, StorePath};
+use narval_nix::{HashPart, PathInfo, StoreDir, StorePath};
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 
 pub(crate) use self::connection::is_disk_full;
@@ -19,6 +19,7 @@ pub use self::watch::Stamp;
 pub(crate) use self::watch::has_write_ahead_log;
 use crate::error::StoreError;
 use crate::realisation::Realisation;
+use crate::signatures::split_signatures;
 
 /// A valid path, in the order in which paths became valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -353,13 +354,7 @@ impl Database {
                 .optional()?;
             let Some((path, signatures)) = row else { return Ok(None) };
             let output_path = self.rows.path(&path, "outputPath", derivation)?;
-            Ok(Some(Realisation { output_path, signatures: row::signatures(signatures.as_deref()) }))
+            Ok(Some(Realisation { output_path, signatures: split_signatures(signatures.as_deref()) }))
         })
     }
-}
-
-/// The text of a column `sigs`.
-pub(crate) fn join_signatures(signatures: &[Signature]) -> Option<String> {
-    let texts: Vec<String> = signatures.iter().map(Signature::to_string).collect();
-    if texts.is_empty() { None } else { Some(texts.join(" ")) }
 }

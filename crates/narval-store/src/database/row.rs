@@ -1,11 +1,12 @@
 //! Converts the columns of `ValidPaths` to the types of narval-nix.
 
-use narval_nix::{ContentAddress, HashPart, NarHash, PathInfo, Signature, StoreDir, StorePath};
+use narval_nix::{ContentAddress, HashPart, NarHash, PathInfo, StoreDir, StorePath};
 use rusqlite::Row;
 use rusqlite::types::ValueRef;
 
 use super::connection::QueryError;
 use crate::error::StoreError;
+use crate::signatures::split_signatures;
 
 /// Reads rows of a store with this logical directory.
 #[derive(Debug)]
@@ -48,7 +49,7 @@ impl Rows {
             deriver: filled(deriver.as_deref()).map(|deriver| self.path(deriver, "deriver", &full)).transpose()?,
             registration_time: unsigned(row.get(3)?).ok_or_else(|| bad(&full, "registrationTime", "negative"))?,
             ultimate: row.get::<_, Option<i64>>(6)? == Some(1),
-            signatures: self::signatures(signatures.as_deref()),
+            signatures: split_signatures(signatures.as_deref()),
             ca: filled(ca.as_deref())
                 .map(str::parse::<ContentAddress>)
                 .transpose()
@@ -66,12 +67,6 @@ pub(super) fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Stri
         ValueRef::Text(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
         _ => None,
     })
-}
-
-/// The column `sigs`. A signature that cannot be parsed cannot be verified either, so it is omitted, and the path can
-/// still be served with the others.
-pub(super) fn signatures(column: Option<&str>) -> Vec<Signature> {
-    column.unwrap_or_default().split_ascii_whitespace().filter_map(|text| text.parse().ok()).collect()
 }
 
 fn filled(column: Option<&str>) -> Option<&str> {

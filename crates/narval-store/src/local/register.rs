@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 
 use super::incoming::OnDisk;
 use super::{LocalStore, LocalStoreError};
-use crate::database::join_signatures;
+use crate::signatures::join_signatures;
 
 /// The maximum size of a derivation.
 const DERIVATION_LEN_MAX: u64 = 64 << 20;

@@ -15,13 +15,14 @@ use narval_nix::StorePath;
 use serde_json::json;
 
 use super::own_folder;
-use crate::args::client::{ClientArgs, OutputArgs};
+use crate::args::client::ClientArgs;
 use crate::args::names::{LISTED_MAX, cannot_search, line, list_variants, may_be_name, show_package, since};
 use crate::args::paths::parse_wanted;
 use crate::args::releases::{ReleaseLookup, is_release};
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 use crate::values::time::parse_time;
 

@@ -12,6 +12,7 @@ use rustix::process::umask;
 
 use crate::args::secret_key::read_secret_key;
 use crate::config::ServeConfig;
+use crate::config::location::place_of;
 use crate::ui::failure::Failure;
 
 /// The default data folder.
@@ -196,30 +197,6 @@ pub fn create_private_files() -> Mode {
     let before = umask(Mode::RWXG | Mode::RWXO);
     umask(before | Mode::RWXG | Mode::RWXO);
     before
-}
-
-/// The place that `--data` names. `cache_size` is the size of a server's disk cache, in bytes.
-///
-/// # Errors
-/// The address of a bucket is wrong, or it has no folder on this machine.
-pub fn place_of(
-    data: &Path,
-    cache_dir: Option<PathBuf>,
-    cache_size: Option<u64>,
-) -> Result<narval_keep::StorageLocation, Failure> {
-    let Some(parsed) = data.to_str().and_then(narval_keep::StorageLocation::bucket_address) else {
-        return Ok(narval_keep::StorageLocation::Folder(data.to_owned()));
-    };
-    let wrong = |error: &dyn std::fmt::Display| Failure::usage(format!("option --data: {error}"));
-    let url = parsed.map_err(|error| wrong(&error))?;
-    narval_s3::BucketAddress::of(&url).map_err(|error| wrong(&error))?;
-    let folder = cache_dir.ok_or_else(|| {
-        Failure::usage(
-            "option --cache-dir: needed with a bucket: a folder on this machine for the disk cache, and for the index unless \
-             --database has it",
-        )
-    })?;
-    Ok(narval_keep::StorageLocation::Bucket { url, folder, cache_size })
 }
 
 /// The address of a database. Not parsed by clap, whose messages repeat the password.

@@ -16,8 +16,8 @@ use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
 use crate::args::client::{RequestArgs, parse_cache};
-use crate::args::user_folder;
 use crate::ui::failure::Failure;
+use crate::values::folders::user_folder;
 
 /// The longest file, in bytes, and the most servers in it.
 const FILE_LEN_MAX: u64 = 1024 * 1024;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::ui::failure::Failure;
+use crate::values::folders::user_folder;
 
 pub mod administered;
 pub mod channels;
@@ -18,12 +19,6 @@ pub mod releases;
 pub mod secret_key;
 mod signing_command;
 pub mod state;
-
-/// A folder of this user as the XDG base directory specification has it: `variable`, or `below` the home. Relative ones do not count.
-pub(crate) fn user_folder(variable: &str, below: &str) -> Option<PathBuf> {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    absolute(variable).or_else(|| Some(absolute("HOME")?.join(below)))
-}
 
 /// The folder `place` in one of these. Without a home, `advice` says what to do.
 pub(crate) fn own_folder(variable: &str, below: &str, place: &str, advice: &str) -> Result<PathBuf, Failure> {

@@ -7,11 +7,12 @@ use narval_names::Package;
 use narval_nix::{HashPart, StorePathName};
 use serde_json::json;
 
-use crate::args::client::{OutputArgs, human_bytes};
+use crate::args::client::human_bytes;
 use crate::args::data::ago;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
+use crate::ui::output_args::OutputArgs;
 
 /// Candidates that a message lists.
 pub(crate) const LISTED_MAX: usize = 20;

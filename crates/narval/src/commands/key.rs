@@ -10,13 +10,13 @@ use narval_nix::SecretKey;
 use serde_json::json;
 
 use crate::args::administered::{AdminTarget, AdminTargetArgs, AdministeredCache, number, text};
-use crate::args::client::OutputArgs;
 use crate::args::data::{administrator, ago, ahead, now};
 use crate::args::secret_key::{parse_secret_key, read_secret_key, write_secret};
 use crate::commands::cache::jobs;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out, paths};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 use crate::values::time::parse_time;
 

@@ -19,6 +19,7 @@ mod foreign;
 mod key;
 mod kind;
 mod kinds;
+pub(crate) mod location;
 mod options;
 mod section;
 mod summary;
@@ -50,6 +51,7 @@ pub use tables::project::{LockFile, LockedPackage, LockedPath, ProjectFile};
 pub use tables::proxies::Proxies;
 pub use tables::tls::{Certificate, KtlsMode, Tls};
 pub use tables::tracing::Tracing;
+pub(crate) use tables::upstream::CACHE_NIXOS_ORG_KEY;
 pub use tables::upstream::{Upstream, Upstreams};
 
 use crate::values::listen::Listen;

@@ -15,9 +15,10 @@ use std::path::{Path, PathBuf};
 use narval_nix::release::ReleaseSystem;
 use narval_nix::{Sha256, nix32};
 
-use crate::args::{own_folder, user_folder};
+use crate::args::own_folder;
 use crate::config::{ConfigErrors, ProjectFile, Table, parse};
 use crate::ui::failure::Failure;
+use crate::values::folders::user_folder;
 
 pub(crate) use roots::{forget_deleted, protect};
 

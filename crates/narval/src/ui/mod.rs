@@ -8,6 +8,7 @@ pub(crate) mod lacking;
 pub mod log;
 mod log_event;
 pub(crate) mod output;
+pub mod output_args;
 pub(crate) mod progress;
 pub(crate) mod signals;
 pub(crate) mod timeline;

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use narval_files::{Done, Work};
-use narval_install::{Progress, Snapshot};
+use narval_install::{Progress, Snapshot, human_bytes};
 use serde_json::json;
 
-use crate::args::client::{OutputArgs, human_bytes};
 use crate::ui::failure::Failure;
 use crate::ui::output::{note, out};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::signals;
 use crate::values::time::parse_time;
 

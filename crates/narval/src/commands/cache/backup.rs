@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 use narval_keep::{BackedUp, BackupOptions, BackupSummary, Data, Removed, Restored, StorageLocation};
 use serde_json::json;
 
-use crate::args::client::{OutputArgs, human_bytes};
-use crate::args::data::{self, DataArgs, administrator, ago, place_of};
+use crate::args::client::human_bytes;
+use crate::args::data::{self, DataArgs, administrator, ago};
+use crate::config::location::place_of;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, note, out, paths};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 
 #[derive(Debug, clap::Args)]

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::jobs;
 use crate::args::administered::{AdminTarget, AdminTargetArgs, AdministeredArgs, number};
-use crate::args::client::OutputArgs;
 use crate::args::data::{self, DataArgs, cache_of};
 use crate::ui::failure::Failure;
 use crate::ui::output::{counted, note, out, paths};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 
 /// What the command does when it is run again.

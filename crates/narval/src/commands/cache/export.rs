@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 
 use super::jobs;
 use crate::args::administered::{AdminTarget, AdministeredArgs, number};
-use crate::args::client::{OutputArgs, human_bytes};
+use crate::args::client::human_bytes;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, note, paths};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 
 /// What an interrupted copy leaves.

@@ -7,11 +7,11 @@ use narval_http::Method;
 use serde_json::{Value, json};
 
 use crate::args::administered::{AdministeredArgs, AdministeredCache, escaped, number, text};
-use crate::args::client::OutputArgs;
 use crate::args::data::ago;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 
 /// How often a job is asked how far it is.

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::export::KEPT;
 use super::{export, jobs};
 use crate::args::administered::{AdminTargetArgs, AdministeredArgs, AtArgs, number};
-use crate::args::client::OutputArgs;
 use crate::args::data::{DataArgs, administrator};
 use crate::ui::failure::Failure;
 use crate::ui::output::{counted, note};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 
 #[derive(Debug, clap::Args)]

@@ -22,11 +22,12 @@ use serde_json::{Value, json};
 use crate::args::administered::{
     AdminTarget, AdminTargetArgs, AdministeredArgs, AdministeredCache, escaped, number, path_of, text,
 };
-use crate::args::client::{OutputArgs, human_bytes};
+use crate::args::client::human_bytes;
 use crate::args::data::{DataArgs, WritableCacheArgs, administrator, ago, ahead};
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, note, out, paths};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 use crate::values::time::parse_time;
 

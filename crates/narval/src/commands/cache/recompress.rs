@@ -4,10 +4,10 @@ use serde_json::json;
 
 use super::jobs;
 use crate::args::administered::{AdminTarget, AdministeredArgs, number};
-use crate::args::client::OutputArgs;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, note};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 
 #[derive(Debug, clap::Args)]

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use crate::args::client::OutputArgs;
 use crate::args::data::{WritableCacheArgs, administrator};
 use crate::args::paths::hash_part;
 use crate::args::secret_key::read_secret_key;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, note, paths};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 
 #[derive(Debug, clap::Args)]

@@ -9,7 +9,7 @@ use narval_nix::{PathInfo, Release, StorePath};
 use narval_push::{Missing, Pushed, Selection, Target};
 use serde_json::json;
 
-use crate::args::client::{OutputArgs, SourceCacheArgs, human_bytes};
+use crate::args::client::{SourceCacheArgs, human_bytes};
 use crate::args::paths::{closure_in, parse_wanted};
 use crate::args::push::{FilterArgs, PushArgs, SourceArgs, read_paths};
 use crate::args::released::ReleaseArgs;
@@ -18,6 +18,7 @@ use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::lacking::show_lacking;
 use crate::ui::output::{note, paths};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::{Display, PUSH};
 use crate::ui::signals;
 

@@ -8,12 +8,13 @@ use narval_nix::release::{ReleaseName, Selector, Which};
 use serde_json::{Value, json};
 
 use crate::args::administered::{AdminTarget, AdministeredArgs, escaped};
-use crate::args::client::{LockArgs, OutputArgs, SourceCacheArgs};
+use crate::args::client::{LockArgs, SourceCacheArgs};
 use crate::args::data::ago;
 use crate::args::releases::ReleaseLookup;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
+use crate::ui::output_args::OutputArgs;
 
 /// Show, promote, pin and forget releases of a cache
 #[derive(Debug, clap::Args)]

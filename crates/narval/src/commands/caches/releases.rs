@@ -3,11 +3,12 @@
 use narval_install::releases::list;
 use serde_json::{Value, json};
 
-use crate::args::client::{OutputArgs, SourceCacheArgs};
+use crate::args::client::SourceCacheArgs;
 use crate::args::data::ago;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
+use crate::ui::output_args::OutputArgs;
 
 /// List releases of caches: the newest of each name, or all of one
 #[derive(Debug, clap::Args)]

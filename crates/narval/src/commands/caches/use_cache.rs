@@ -12,10 +12,10 @@ use narval_store::{Environment, StoreConfig, SubstituterSettings, system_nix_fol
 
 use super::change::{Change, in_file};
 use super::use_near::{self, NearArgs};
-use crate::args::client::OutputArgs;
 use crate::args::push::read_token;
 use crate::ui::failure::Failure;
 use crate::ui::output::note;
+use crate::ui::output_args::OutputArgs;
 
 /// The user name for a token; only the password matters.
 const LOGIN: &str = "narval";

@@ -16,10 +16,10 @@ use narval_nix::{PublicKey, StoreDir};
 use narval_store::{Environment, StoreConfig, SubstituterSettings, system_nix_folder};
 
 use super::change::{Change, in_file};
-use crate::args::client::CACHE_NIXOS_ORG_KEY;
-use crate::args::user_folder;
+use crate::config::CACHE_NIXOS_ORG_KEY;
 use crate::ui::failure::Failure;
 use crate::ui::output::note;
+use crate::values::folders::user_folder;
 use crate::values::size::parse_size;
 
 /// The first line of each file that is made here. Others are not overwritten.

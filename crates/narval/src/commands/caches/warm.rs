@@ -13,13 +13,14 @@ use narval_serve::{Config, DeltaMode, Dialect, NarCacheConfig, Service, Warmed, 
 use narval_store::Store;
 
 use super::warm_near::{self, ThroughArgs};
-use crate::args::client::{OutputArgs, human_bytes};
+use crate::args::client::human_bytes;
 use crate::args::paths::parse_wanted;
 use crate::config::{Options, Warming};
 use crate::server;
 use crate::ui::failure::Failure;
 use crate::ui::log;
 use crate::ui::output::counted;
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 
 const OUTPUT: OutputArgs = OutputArgs { quiet: false, json: false };

@@ -8,10 +8,11 @@ use clap::ValueEnum;
 use narval_client::Url;
 
 use super::identity::Identity;
-use crate::args::client::{OutputArgs, parse_cache};
+use crate::args::client::parse_cache;
 use crate::args::push::{FilterArgs, SendArgs, SourceArgs};
 use crate::args::released::ReleaseArgs;
 use crate::ui::failure::Failure;
+use crate::ui::output_args::OutputArgs;
 use crate::values::time::parse_time_in;
 
 /// The longest time that a job may wait for its pushes.

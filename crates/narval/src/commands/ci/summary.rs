@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::platform::Platform;
 use super::saved::{CacheUse, Saved};
 use super::session::{Pushes, Session};
-use crate::args::client::OutputArgs;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, note, paths};
+use crate::ui::output_args::OutputArgs;
 use crate::values::time::written;
 
 /// The most paths that are listed for people.

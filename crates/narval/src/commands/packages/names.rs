@@ -13,10 +13,10 @@ use narval_install::names::prepare_exact;
 use narval_names::{Builder, NamesError, read_evaluation};
 use narval_push::{Target, push};
 
-use crate::args::client::OutputArgs;
 use crate::args::push::PushArgs;
 use crate::ui::failure::Failure;
 use crate::ui::output::note;
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::{Display, PUSH};
 use crate::ui::signals;
 

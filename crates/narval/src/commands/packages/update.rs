@@ -8,10 +8,11 @@ use narval_nix::StoreDir;
 use serde_json::json;
 
 use crate::args::channels::{NameArgs, names_folder, refresh};
-use crate::args::client::{LockArgs, OutputArgs, SourceCacheArgs};
+use crate::args::client::{LockArgs, SourceCacheArgs};
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::note;
+use crate::ui::output_args::OutputArgs;
 
 /// Fetch the names of channels: packages and their store paths
 ///

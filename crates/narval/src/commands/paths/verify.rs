@@ -8,10 +8,11 @@ use narval_nix::StorePath;
 use narval_store::LocalStoreError;
 use serde_json::json;
 
-use crate::args::client::{ClientArgs, OutputArgs, other_store_with};
+use crate::args::client::{ClientArgs, other_store_with};
 use crate::args::paths::{named_by, parse_wanted};
 use crate::ui::failure::Failure;
 use crate::ui::output::{counted, out};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::{Display, FETCH, watched};
 use crate::ui::{json, signals};
 

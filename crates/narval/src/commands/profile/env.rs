@@ -10,13 +10,14 @@ use narval_install::run::{CERTIFICATE_VARIABLES, CERTIFICATES, has_certificates,
 use narval_store::StoreConfig;
 use serde_json::json;
 
-use crate::args::client::{LockArgs, OutputArgs};
+use crate::args::client::LockArgs;
 use crate::args::profile::{ProfileArgs, default_profile};
-use crate::args::user_folder;
 use crate::commands::running::enter::try_to_enter;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
+use crate::ui::output_args::OutputArgs;
+use crate::values::folders::user_folder;
 
 /// What precedes the line in the file of a shell.
 const COMMENT: &str = "# Programs, manual pages and completions of the profile of narval";

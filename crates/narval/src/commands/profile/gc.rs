@@ -10,11 +10,12 @@ use narval_store::{
 use rustix::fs::{Access as Permission, access};
 use serde_json::json;
 
-use crate::args::client::{OutputArgs, StoreArgs, human_bytes};
+use crate::args::client::{StoreArgs, human_bytes};
 use crate::project::forget_deleted;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, out};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 
 /// Remove store paths that no profile or other root needs

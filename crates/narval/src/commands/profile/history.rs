@@ -6,13 +6,14 @@ use narval_install::{Element, Manifest};
 use narval_nix::StorePath;
 use serde_json::json;
 
-use crate::args::client::{LockArgs, OutputArgs};
+use crate::args::client::LockArgs;
 use crate::args::data::ago;
 use crate::args::profile::ProfileArgs;
 use crate::commands::profile::list::from;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
+use crate::ui::output_args::OutputArgs;
 
 /// Show the generations of a profile, and their changes
 #[derive(Debug, clap::Args)]

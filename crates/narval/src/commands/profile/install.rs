@@ -8,13 +8,14 @@ use narval_nix::StorePath;
 use serde_json::json;
 
 use crate::args::channels::{Lookup, Meant, NameArgs};
-use crate::args::client::{ClientArgs, DeltaArgs, OutputArgs, human_bytes};
+use crate::args::client::{ClientArgs, DeltaArgs, human_bytes};
 use crate::args::paths::or_elsewhere;
 use crate::args::profile::ProfileArgs;
 use crate::commands::profile::env;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out, paths};
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::{Display, FETCH};
 use crate::ui::signals;
 use crate::ui::timeline::Timeline;

@@ -4,11 +4,12 @@ use narval_install::{Element, Origin};
 use narval_nix::PackageName;
 use serde_json::json;
 
-use crate::args::client::{LockArgs, OutputArgs};
+use crate::args::client::LockArgs;
 use crate::args::profile::ProfileArgs;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
+use crate::ui::output_args::OutputArgs;
 
 /// List what is installed in a profile
 ///

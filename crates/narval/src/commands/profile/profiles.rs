@@ -3,10 +3,11 @@
 use narval_install::Profile;
 use serde_json::json;
 
-use crate::args::client::{OutputArgs, StoreArgs};
+use crate::args::client::StoreArgs;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
+use crate::ui::output_args::OutputArgs;
 
 /// List the profiles of a store, their generations and paths
 #[derive(Debug, clap::Args)]

@@ -4,12 +4,13 @@ use narval_install::Wanted;
 use narval_nix::StorePath;
 use serde_json::json;
 
-use crate::args::client::{OutputArgs, StoreArgs};
+use crate::args::client::StoreArgs;
 use crate::args::paths::Named;
 use crate::args::profile::ProfileArgs;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
+use crate::ui::output_args::OutputArgs;
 
 /// Remove packages from a profile
 ///

@@ -2,11 +2,12 @@
 
 use serde_json::json;
 
-use crate::args::client::{LockArgs, OutputArgs};
+use crate::args::client::LockArgs;
 use crate::args::profile::ProfileArgs;
 use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
+use crate::ui::output_args::OutputArgs;
 
 /// Switch a profile to its previous generation, or to a given one
 #[derive(Debug, clap::Args)]

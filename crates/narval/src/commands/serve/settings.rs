@@ -11,8 +11,8 @@ use narval_nix::SecretKey;
 use narval_serve::{DeltaMode, NarCacheConfig, SMALL_UPLOAD_BYTES};
 
 use super::args::Args;
-use crate::args::data::place_of;
 use crate::args::secret_key::read_secret_key;
+use crate::config::location::place_of;
 use crate::config::{At, Cache, ConfigErrors, Loaded, Oidc, ReadKey, ServeConfig, Upstreams};
 use crate::ui::failure::Failure;
 

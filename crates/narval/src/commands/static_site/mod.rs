@@ -13,13 +13,13 @@ use narval_http::tls::PemPair;
 use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Limits, Method, Request, Response, Server, wrap};
 
 use self::compress::{PREVIOUS_MAX, Summary};
-use crate::args::client::OutputArgs;
 use crate::config::tables::tls;
 use crate::config::{AccessLog, Nested, Options, Proxies, Tls, saturated, size, table};
 use crate::server;
 use crate::ui::failure::Failure;
 use crate::ui::log;
 use crate::ui::output::out;
+use crate::ui::output_args::OutputArgs;
 use crate::ui::progress::watched;
 use crate::values::listen::Listen;
 

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use narval_client::{Scheme, Url};
 use narval_keep::{Database, Destination as KeepDestination};
 
-use crate::args::data::place_of;
 use crate::config::ConfigError;
 use crate::config::field::table;
 use crate::config::kinds::{parsed, path, path_unless, text};
+use crate::config::location::place_of;
 
 table! {
     /// A place that jobs may copy caches to. Whoever administers a cache names it; nobody chooses another one.

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use narval_serve::{DeltaMode, NarCacheConfig};
 
-use crate::args::user_folder;
 use crate::config::error::ConfigError;
 use crate::config::field::{Nested, table};
 use crate::config::key::At;
 use crate::config::kinds::{boolean, choice, integer, path, size};
+use crate::values::folders::user_folder;
 
 /// Whether clients get a NAR as the difference to one that they have.
 const DELTAS: [(&str, &str, DeltaMode); 3] = [

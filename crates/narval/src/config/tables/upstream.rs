@@ -7,7 +7,6 @@ use narval_cache::upstream::{Deadline, NamePattern, UpstreamOptions, WhenDown};
 use narval_client::{HostPattern, Netrc, Scheme, Url};
 use narval_nix::{PublicKey, TrustedKeys};
 
-use crate::args::client::CACHE_NIXOS_ORG_KEY;
 use crate::config::error::ConfigError;
 use crate::config::field::{Nested, table};
 use crate::config::key::{At, Key};
@@ -15,6 +14,8 @@ use crate::config::kinds::{boolean, choice, duration, integer, parsed, path, siz
 
 /// The cache with a well-known key.
 const CACHE_NIXOS_ORG: &str = "https://cache.nixos.org";
+/// The key of cache.nixos.org.
+pub(crate) const CACHE_NIXOS_ORG_KEY: &str = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
 
 fn wait() -> Key<Duration> {
     duration(Duration::from_millis(100)..=Duration::from_secs(3600))

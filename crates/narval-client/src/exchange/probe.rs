@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::connection::{Connection, Dial};
-use super::tls::{tls_config, valid_until};
-use crate::client::Client;
 use crate::error::HttpError;
-use crate::message::url::Origin;
+use crate::exchange::client::Client;
+use crate::url::Origin;
+use crate::wire::connection::{Connection, Dial};
+use crate::wire::tls::{tls_config, valid_until};
 
 /// The outcome of a TLS handshake, whose certificates were verified.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use std::time::SystemTime;
 
 use super::body::Body;
-use super::head::Head;
-use super::url::Url;
+use crate::message::head::Head;
+use crate::url::Url;
 
 /// The method of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::HttpError;
 
 /// The longest time between attempts while a server that was there is away: it is used soon after its return.
-pub(super) const AWAY_WAIT_MAX: Duration = Duration::from_secs(2);
+pub(crate) const AWAY_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// How often, and after how long, a failed exchange is retried.
 #[derive(Clone, Copy, Debug)]

@@ -12,19 +12,19 @@ use rustls::ClientConfig;
 use crate::auth::Credentials;
 use crate::bounds::Bounds;
 use crate::error::HttpError;
+use crate::exchange::body::Body;
+use crate::exchange::request::{Extra, Method, Request, Response};
 use crate::limits::{
     CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, MENTIONED_AFTER, METADATA_LEN_MAX, OPEN_PATIENCE, REDIRECTS_MAX,
     STALL_TIMEOUT,
 };
-use crate::message::body::Body;
 use crate::message::coding::{Codings, names};
 use crate::message::head::Head;
-use crate::message::request::{Extra, Method, Request, Response};
 use crate::message::request_id;
-use crate::message::url::{Origin, Scheme, Url};
-use crate::retrying::budget::Budget;
-use crate::retrying::policy::RetryPolicy;
+use crate::retry_budget::Budget;
+use crate::retry_policy::RetryPolicy;
 use crate::trace::{self, Span, Work};
+use crate::url::{Origin, Scheme, Url};
 use crate::wire::connection::{Connection, Dial};
 use crate::wire::pool::{Pool, Pooled, Taken};
 use crate::wire::proxy::{Proxies, Proxy};

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::body::Body;
-use super::head::Head;
 use super::request::{Extra, Method};
-use super::url::{Scheme, Url};
-use crate::client::Client;
 use crate::error::HttpError;
+use crate::exchange::client::Client;
 use crate::limits::METADATA_LEN_MAX;
+use crate::message::head::Head;
+use crate::url::{Scheme, Url};
 use crate::wire::connection::Connection;
 
 /// Bodies of at least this length are announced with `Expect: 100-continue` (RFC 9110 section 10.1.1): a server that

@@ -4,10 +4,10 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::head::Head;
-use super::url::Origin;
 use crate::error::HttpError;
 use crate::limits::{DRAIN_LEN_MAX, SMALL_RATE_MIN};
+use crate::message::head::Head;
+use crate::url::Origin;
 use crate::wire::pool::{Pool, Pooled};
 
 const WHAT: &str = "reading the body";
