@@ -6,7 +6,7 @@ use narval_files::Background;
 use narval_nix::{HashPart, NarInfo, StorePath};
 
 use super::shared::Shared;
-use super::walk::WALK_SOON;
+use super::shared::walks::WALK_SOON;
 
 impl Shared {
     /// Queues the narinfos of a path's references, as far as there is room.

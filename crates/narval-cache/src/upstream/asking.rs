@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 use narval_client::clock;
 use narval_nix::{HashPart, StorePath};
 
-use super::known::{Known, wrong_name};
-use super::question::{NoAnswer, PATIENCE, Patience, Question};
+use super::answer::Unavailable;
+use super::limits::ABSENT_FOR;
 use super::race::trace::{self, Happened};
 use super::race::{Pace, race};
 use super::remote::Remote;
 use super::shared::Shared;
+use super::shared::known::{Known, wrong_name};
+use super::shared::question::{NoAnswer, PATIENCE, Patience, Question};
 use super::standing::health::Standing;
 use super::standing::presence::Says;
-use super::{ABSENT_FOR, Unavailable};
 
 impl Shared {
     pub(super) fn busy() -> Unavailable {

@@ -1,6 +1,5 @@
 //! Upstreams, as a server uses them.
 
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,22 +11,23 @@ use narval_nix::{HashPart, NarInfo, SecretKey, StoreDir, StorePath};
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache as Memory;
 
-use super::known::Known;
-use super::nar::bases::Bases;
-use super::neighbours::list::Neighbours;
+use super::answer::{Lookup, NarAnswer, Unavailable};
+use super::limits::{
+    ABSENT_MAX, AHEAD_MAX, AHEAD_NAR_THREADS, AHEAD_NARS_MAX, AHEAD_THREADS, FETCHES_MAX, FETCHES_OF_ONE_MAX,
+    HEDGES_SHARE, NAMES_MAX, NARINFOS_MAX,
+};
 use super::options::{Deadline, UpstreamOptions, UpstreamsOptions, WhenDown};
-use super::question::{NoAnswer, Patience};
 use super::race::trace::{Trace, Traces};
 use super::remote::Remote;
 use super::shared::Shared;
+use super::shared::bases::Bases;
+use super::shared::known::Known;
+use super::shared::neighbours::Neighbours;
+use super::shared::question::{NoAnswer, Patience};
+use super::shared::walks::Walks;
 use super::standing::counts::UpstreamsStats;
 use super::standing::health::Standing;
-use super::walk::Walks;
-use super::{
-    ABSENT_MAX, AHEAD_MAX, AHEAD_NAR_THREADS, AHEAD_NARS_MAX, AHEAD_THREADS, FETCHES_MAX, FETCHES_OF_ONE_MAX,
-    HEDGES_SHARE, NAMES_MAX, NARINFOS_MAX, Unavailable,
-};
-use narval_files::{Background, DiskCache, Fetches, Permits, Waits, served_client, work_for};
+use narval_files::{Background, DiskCache, Fetches, Permits, served_client, work_for};
 
 /// The number of threads that check whether references of pushed paths exist upstream.
 const ELSEWHERE_THREADS: usize = 8;
@@ -49,24 +49,6 @@ pub enum UpstreamsError {
         /// The operating system's error.
         error: io::Error,
     },
-}
-
-/// The result of a lookup.
-#[derive(Clone, Debug)]
-pub enum Lookup {
-    /// Its narinfo, as served.
-    Found(Arc<[u8]>),
-    /// No upstream has it.
-    Absent,
-}
-
-/// A NAR.
-#[derive(Debug)]
-pub enum NarAnswer {
-    /// A stored file of this length.
-    File(File, u64),
-    /// It is being fetched; its length, if known.
-    Growing(Waits, Option<u64>),
 }
 
 impl Upstreams {

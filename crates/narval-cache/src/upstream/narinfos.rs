@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 use narval_nix::{Compression, HashPart, NarInfo, SignError};
 
-use super::Unavailable;
-use super::known::{KEPT_FIRST, Known, kept_name};
-use super::nar::name::NarName;
-use super::question::Patience;
+use super::answer::Unavailable;
 use super::race::{Pace, race};
 use super::remote::Remote;
 use super::shared::Shared;
+use super::shared::known::{KEPT_FIRST, Known, kept_name};
+use super::shared::nar_name::NarName;
+use super::shared::question::Patience;
 use super::standing::health::Standing;
 
 impl Shared {

@@ -10,7 +10,7 @@ use globset::{GlobBuilder, GlobMatcher};
 use narval_client::{HostPattern, Netrc, Url};
 use narval_nix::{StoreDir, TrustedKeys};
 
-use super::{WAITING_MAX, WAITING_OF_ONE_MAX};
+use super::limits::{WAITING_MAX, WAITING_OF_ONE_MAX};
 use narval_files::Permits;
 
 /// One upstream.
@@ -105,8 +105,8 @@ impl PartialEq for NamePattern {
 
 impl Eq for NamePattern {}
 
-/// Limits how many threads of a server wait for upstreams ([`WAITING_MAX`](super::WAITING_MAX)), over all caches that
-/// share it, and how many for one client ([`WAITING_OF_ONE_MAX`](super::WAITING_OF_ONE_MAX)). Cheap to clone.
+/// Limits how many threads of a server wait for upstreams ([`WAITING_MAX`]), over all caches that
+/// share it, and how many for one client ([`WAITING_OF_ONE_MAX`]). Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Waiting(pub(super) Permits);
 

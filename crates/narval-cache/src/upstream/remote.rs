@@ -12,15 +12,15 @@ use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 use parking_lot::Mutex;
 
-use super::answer::UpstreamAnswer;
-use super::neighbours::nearby::Nearby;
+use super::answer::{Unavailable, UpstreamAnswer};
+use super::limits::{ASKED_MAX, RETRIES_SHARE};
 use super::options::{NamePattern, UpstreamOptions};
 use super::standing::counts::{Counts, RequestOutcome};
 use super::standing::failures::Failures;
 use super::standing::health::{Health, Standing};
 use super::standing::listed::Listed;
+use super::standing::nearby::Nearby;
 use super::standing::presence::{Asking, Check, Presence, Says};
-use super::{ASKED_MAX, RETRIES_SHARE, Unavailable};
 use crate::advice::signature_advice;
 use crate::cache::{BinaryCache, Patience};
 use crate::error::CacheError;

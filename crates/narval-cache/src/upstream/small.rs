@@ -14,12 +14,12 @@ use narval_nix::{HashPart, StorePath};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::answer::UpstreamAnswer;
+use super::answer::{Unavailable, UpstreamAnswer};
+use super::limits::SMALL_LEN_MAX;
 use super::lookup::Upstreams;
 use super::race::{Pace, race};
 use super::remote::Remote;
 use super::shared::Shared;
-use super::{SMALL_LEN_MAX, Unavailable};
 use crate::file::open_small_once;
 
 /// The memory used while fetching a small file, in bytes.

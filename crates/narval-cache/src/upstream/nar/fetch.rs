@@ -13,10 +13,10 @@ use narval_codec::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
 use narval_files::{FillEnd, GrowingFile, Start, TemporaryFile};
 use narval_nix::{Compression, Hash, Hasher, Sha256Hasher};
 
-use super::bases::Base;
 use super::places::Places;
 use super::plain::Plain;
 use super::source::{Otherwise, Source};
+use crate::upstream::shared::bases::Base;
 
 /// How much longer than its NAR a file may be if the narinfo has no `FileSize`: incompressible data only gets slightly
 /// longer.

@@ -1,8 +1,6 @@
 //! NARs from upstreams: which files hold one, and how they are fetched.
 
-pub(in crate::upstream) mod bases;
 pub(in crate::upstream) mod fetch;
-pub(in crate::upstream) mod name;
 pub(in crate::upstream) mod nars;
 mod near;
 pub(in crate::upstream) mod places;

@@ -10,12 +10,11 @@ use narval_nix::HashPart;
 
 use super::fetch::Fetch;
 use super::places::Places;
-use crate::upstream::Unavailable;
-use crate::upstream::known::{Known, wrong_name};
-use crate::upstream::lookup::NarAnswer;
-use crate::upstream::question::PATIENCE;
+use crate::upstream::answer::{NarAnswer, Unavailable};
 use crate::upstream::race::trace::TraceEnd;
 use crate::upstream::shared::Shared;
+use crate::upstream::shared::known::{Known, wrong_name};
+use crate::upstream::shared::question::PATIENCE;
 use crate::upstream::standing::health::Standing;
 
 impl Shared {

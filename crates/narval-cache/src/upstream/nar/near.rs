@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 use super::fetch::Fetch;
 use super::places::{FromNear, Places};
 use crate::upstream::neighbours::asking::Fetching;
-use crate::upstream::neighbours::list::{Coming, TRIED_MAX};
-use crate::upstream::neighbours::nearby::Nearby;
-use crate::upstream::question::PATIENCE;
+use crate::upstream::shared::neighbours::{Coming, TRIED_MAX};
+use crate::upstream::shared::question::PATIENCE;
+use crate::upstream::standing::nearby::Nearby;
 
 /// A NAR that takes longer is passed on while it comes, without its last byte, as one of an upstream is: clients do not wait for minutes without a
 /// byte. If it is wrong, the client is cut off, asks again, and the neighbour is forgotten.

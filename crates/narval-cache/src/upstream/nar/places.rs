@@ -9,17 +9,16 @@ use narval_nix::{Compression, NarInfo};
 use parking_lot::Mutex;
 
 use crate::file::CacheFile;
-use crate::upstream::Unavailable;
-use crate::upstream::answer::UpstreamAnswer;
+use crate::upstream::answer::{Unavailable, UpstreamAnswer};
 use crate::upstream::neighbours::asking::Near;
-use crate::upstream::neighbours::nearby::Nearby;
 use crate::upstream::options::Deadline;
-use crate::upstream::question::PATIENCE;
 use crate::upstream::race::trace::{self, Happened};
 use crate::upstream::race::{Pace, race};
 use crate::upstream::remote::Remote;
 use crate::upstream::shared::Shared;
+use crate::upstream::shared::question::PATIENCE;
 use crate::upstream::standing::counts::RequestOutcome;
+use crate::upstream::standing::nearby::Nearby;
 
 /// After how long all upstreams are asked to open a NAR's file, whatever that costs.
 const ALL_AFTER: Duration = Duration::from_secs(5);

@@ -16,10 +16,10 @@ use narval_codec::delta::delta_codings;
 use narval_files::{GrowingFile, Start};
 use narval_nix::Sha256Hasher;
 
-use super::bases::Base;
 use super::places::{Opened, Places};
 use super::source::{Otherwise, Source};
 use crate::file::CacheFile;
+use crate::upstream::shared::bases::Base;
 
 /// How long an upstream may take for a delta that it has yet to make. Those that are asked for deltas are behind slow lines.
 const WAIT: Duration = Duration::from_secs(25);

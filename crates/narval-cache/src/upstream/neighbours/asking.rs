@@ -8,16 +8,15 @@ use std::time::{Duration, Instant};
 use narval_client::{Budget, Method, Request};
 use narval_nix::{Compression, HashPart, NarInfo};
 
-use super::list::{Coming, TRIED_MAX, rank};
-use super::nearby::Nearby;
 use super::offers::Offer;
-use crate::upstream::Unavailable;
-use crate::upstream::answer::UpstreamAnswer;
-use crate::upstream::known::Known;
-use crate::upstream::nar::name::NarName;
+use crate::upstream::answer::{Unavailable, UpstreamAnswer};
 use crate::upstream::race::{Pace, race};
 use crate::upstream::remote::Remote;
 use crate::upstream::shared::Shared;
+use crate::upstream::shared::known::Known;
+use crate::upstream::shared::nar_name::NarName;
+use crate::upstream::shared::neighbours::{Coming, TRIED_MAX, rank};
+use crate::upstream::standing::nearby::Nearby;
 
 /// The part of the time for which upstreams have been waited for that a client waits for a narinfo of neighbours after that, all together: an answer
 /// takes less than a second.

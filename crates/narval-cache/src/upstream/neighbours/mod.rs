@@ -12,9 +12,8 @@
 //!   neighbours that sent it are forgotten, and it is fetched again from its start.
 //! - Narinfos are asked of upstreams. Only if none answers, neighbours are asked, and a key of an upstream must have signed what they say.
 //! - Who is forgotten is not asked for five seconds, and twice as long each time.
+//!
+//! Who they are is in `shared/neighbours.rs`.
 
 pub(in crate::upstream) mod asking;
-pub(in crate::upstream) mod counts;
-pub(in crate::upstream) mod list;
-pub(in crate::upstream) mod nearby;
 pub(in crate::upstream) mod offers;

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use narval_nix::{HashPart, NarInfo};
 
-use super::counts::NeighbourCounts;
-use super::list::{Coming, greet, rank};
-use crate::upstream::known::Known;
-use crate::upstream::lookup::{NarAnswer, Upstreams};
-use crate::upstream::nar::name::NarName;
+use crate::upstream::answer::NarAnswer;
+use crate::upstream::lookup::Upstreams;
 use crate::upstream::shared::Shared;
+use crate::upstream::shared::known::Known;
+use crate::upstream::shared::nar_name::NarName;
+use crate::upstream::shared::neighbours::{Coming, greet, rank};
+use crate::upstream::standing::neighbour_counts::NeighbourCounts;
 use narval_files::GrowingFile;
 
 /// What a machine says of a NAR that a neighbour wants.

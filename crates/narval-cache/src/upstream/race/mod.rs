@@ -23,8 +23,7 @@ use narval_client::{Budget, clock};
 use narval_nix::HashPart;
 
 use self::trace::{Event, Happened};
-use super::Unavailable;
-use super::answer::UpstreamAnswer;
+use super::answer::{Unavailable, UpstreamAnswer};
 use super::remote::Remote;
 use super::standing::health::{Health, Standing};
 
@@ -346,7 +345,7 @@ mod tests {
     use narval_nix::StoreDir;
 
     use super::*;
-    use crate::upstream::UpstreamOptions;
+    use crate::upstream::options::UpstreamOptions;
 
     #[test]
     fn of_equals_the_one_whose_filter_has_the_path_is_asked_first() {

@@ -14,11 +14,12 @@ use narval_client::{BUDGET_MAX, Budget, Url};
 use narval_nix::StoreDir;
 
 use super::{Ended, Pace, Race, Step};
-use crate::upstream::answer::UpstreamAnswer;
+use crate::upstream::answer::{Unavailable, UpstreamAnswer};
+use crate::upstream::limits::{ASKED_MAX, HEDGES_SHARE, RETRIES_SHARE};
+use crate::upstream::options::{Deadline, UpstreamOptions};
 use crate::upstream::remote::Remote;
 use crate::upstream::standing::counts::RequestOutcome;
 use crate::upstream::standing::probe::{PROBE_WAIT, Pauses};
-use crate::upstream::{ASKED_MAX, Deadline, HEDGES_SHARE, RETRIES_SHARE, Unavailable, UpstreamOptions};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const HOURS: usize = 24;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use narval_client::trace::{Times, TimesCounter};
 
 use super::health::Standing;
-use crate::upstream::neighbours::counts::NeighbourStats;
+use super::neighbour_counts::NeighbourStats;
 
 /// Upper bounds of the times to the first byte, in seconds.
 pub const SECONDS: [f64; 8] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0];

@@ -11,10 +11,10 @@ use narval_client::{Request, Url};
 use narval_nix::{Sha256Hasher, StoreDir};
 use parking_lot::{Mutex, RwLock};
 
-use super::counts::{NeighbourCounts, NeighbourStats};
-use super::nearby::Nearby;
 use crate::upstream::options::UpstreamOptions;
 use crate::upstream::remote::Remote;
+use crate::upstream::standing::nearby::Nearby;
+use crate::upstream::standing::neighbour_counts::{NeighbourCounts, NeighbourStats};
 
 /// The maximum number of neighbours that are asked.
 pub const NEIGHBOURS_MAX: usize = 32;
@@ -39,13 +39,13 @@ pub(in crate::upstream) const TRIED_MAX: usize = 3;
 #[derive(Default)]
 pub(in crate::upstream) struct Neighbours {
     /// The name of this machine among them; 0 if it has no neighbours.
-    pub(super) id: AtomicU64,
+    pub(in crate::upstream) id: AtomicU64,
     list: RwLock<Arc<[Arc<Remote>]>>,
     /// How long a question may take where machines are not busy.
     patience: RwLock<Duration>,
     forgotten: Mutex<HashMap<IpAddr, (Instant, Duration)>>,
     /// NARs that are being fetched here, by the names of their files.
-    pub(super) coming: Mutex<HashMap<String, Coming>>,
+    pub(in crate::upstream) coming: Mutex<HashMap<String, Coming>>,
     pub(in crate::upstream) counts: Arc<NeighbourCounts>,
 }
 
@@ -75,7 +75,7 @@ impl Neighbours {
     }
 
     /// How long a question to neighbours may take, and how long one may be silent that sends a NAR.
-    pub(super) fn patience(&self) -> Duration {
+    pub(in crate::upstream) fn patience(&self) -> Duration {
         let mut times: Vec<_> = self.ready().iter().filter_map(|remote| remote.health.usual()).collect();
         times.sort();
         let median = times.get(times.len() / 2).copied().unwrap_or_default();
@@ -83,7 +83,7 @@ impl Neighbours {
     }
 
     /// Those that have not failed. The others are forgotten.
-    pub(super) fn all(&self) -> Arc<[Arc<Remote>]> {
+    pub(in crate::upstream) fn all(&self) -> Arc<[Arc<Remote>]> {
         let list = Arc::clone(&self.list.read());
         if !list.iter().any(|remote| is_gone(remote)) {
             return list;
@@ -113,7 +113,7 @@ impl Neighbours {
     }
 
     /// Replaces them by those at these addresses. Those that are known already stay as they are. Returns the new ones.
-    pub(super) fn set(
+    pub(in crate::upstream) fn set(
         &self,
         id: u64,
         patience: Duration,
@@ -144,7 +144,7 @@ impl Neighbours {
         new
     }
 
-    pub(super) fn set_coming(&self, file: &str, coming: Option<Coming>) {
+    pub(in crate::upstream) fn set_coming(&self, file: &str, coming: Option<Coming>) {
         let mut all = self.coming.lock();
         match coming {
             Some(coming) => all.insert(file.to_owned(), coming),
@@ -154,7 +154,7 @@ impl Neighbours {
 }
 
 /// Asks a new neighbour a few times, on a thread of its own.
-pub(super) fn greet(remote: &Arc<Remote>) {
+pub(in crate::upstream) fn greet(remote: &Arc<Remote>) {
     let greeted = Arc::clone(remote);
     let greet = move || {
         for _ in 0..GREETINGS {
@@ -179,7 +179,7 @@ fn is_gone(remote: &Remote) -> bool {
 }
 
 /// Who of several machines fetches a NAR that all of them want: the one for which this is highest.
-pub(super) fn rank(id: u64, file: &str) -> u64 {
+pub(in crate::upstream) fn rank(id: u64, file: &str) -> u64 {
     let mut hasher = Sha256Hasher::new();
     hasher.update(&id.to_be_bytes());
     hasher.update(file.as_bytes());

@@ -1,4 +1,13 @@
-//! What the clones of [`Upstreams`](super::Upstreams) share.
+//! What the clones of [`Upstreams`](super::Upstreams) share: what is known, kept, asked and fetched at the moment.
+//!
+//! The work is done above: `asking.rs`, `narinfos.rs`, `ahead.rs`, `nar/` and `neighbours/` add their verbs to [`Shared`].
+
+pub(super) mod bases;
+pub(super) mod known;
+pub(super) mod nar_name;
+pub(super) mod neighbours;
+pub(super) mod question;
+pub(super) mod walks;
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
@@ -11,14 +20,14 @@ use narval_nix::{HashPart, SecretKey, StoreDir};
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache as Memory;
 
-use super::known::Known;
-use super::nar::bases::Bases;
-use super::neighbours::list::Neighbours;
+use self::bases::Bases;
+use self::known::Known;
+use self::neighbours::Neighbours;
+use self::question::{Patience, Question};
+use self::walks::Walks;
 use super::options::Deadline;
-use super::question::{Patience, Question};
 use super::race::trace::Traces;
 use super::remote::Remote;
-use super::walk::Walks;
 
 pub(super) struct Shared {
     /// In order of priority.

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::Unavailable;
 use super::known::Known;
+use crate::upstream::answer::Unavailable;
 
 /// The longest wait for a narinfo that another thread requests, and for the start of a NAR.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(in crate::upstream) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// For whom the upstreams are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Patience {
+pub(in crate::upstream) enum Patience {
     /// A client, who goes on without what does not come soon.
     Client,
     /// A push or a page: upstreams that are slow are waited for.
@@ -22,7 +22,7 @@ pub(super) enum Patience {
 }
 
 /// Why it is not known whether an upstream has a path.
-pub(super) enum NoAnswer {
+pub(in crate::upstream) enum NoAnswer {
     /// Too many threads wait for upstreams already.
     Busy(Unavailable),
     /// Upstreams have failed, or are late.
@@ -40,14 +40,14 @@ type Answer = Result<Option<Arc<Known>>, Unavailable>;
 
 /// A narinfo that a thread is requesting.
 #[derive(Default)]
-pub(super) struct Question {
+pub(in crate::upstream) struct Question {
     answer: Mutex<Option<Answer>>,
     answered: Condvar,
 }
 
 impl Question {
     /// Asks, for all who wait.
-    pub(super) fn ask(&self, ask: impl FnOnce() -> Answer) -> Answer {
+    pub(in crate::upstream) fn ask(&self, ask: impl FnOnce() -> Answer) -> Answer {
         // A panic must not leave the others waiting, and the question open.
         let answer = catch_unwind(AssertUnwindSafe(ask))
             .unwrap_or_else(|_| Err(Unavailable::new(5, "a panic, which was reported")));
@@ -57,7 +57,7 @@ impl Question {
     }
 
     /// Waits for the thread that asks.
-    pub(super) fn wait(&self) -> Answer {
+    pub(in crate::upstream) fn wait(&self) -> Answer {
         let mut answer = self.answer.lock();
         self.answered.wait_while_for(&mut answer, |answer| answer.is_none(), PATIENCE);
         answer.clone().unwrap_or_else(|| Err(Unavailable::new(5, "they take too long")))

@@ -4,29 +4,29 @@ use std::sync::Arc;
 
 use narval_nix::{Compression, HashPart, NarInfo};
 
-use super::nar::name::NarName;
-use super::remote::Remote;
+use super::nar_name::NarName;
+use crate::upstream::remote::Remote;
 
 /// A narinfo that was verified.
-pub(super) struct Known {
-    pub(super) info: Arc<NarInfo>,
-    pub(super) remote: Arc<Remote>,
-    pub(super) name: NarName,
+pub(in crate::upstream) struct Known {
+    pub(in crate::upstream) info: Arc<NarInfo>,
+    pub(in crate::upstream) remote: Arc<Remote>,
+    pub(in crate::upstream) name: NarName,
     /// Whether the narinfo and the name are those of the uncompressed NAR, which is fetched as a delta where that is possible.
-    pub(super) plain: bool,
-    pub(super) text: Arc<[u8]>,
+    pub(in crate::upstream) plain: bool,
+    pub(in crate::upstream) text: Arc<[u8]>,
 }
 
 impl Known {
     /// The size of the file, if it is known.
-    pub(super) fn length(&self) -> Option<u64> {
+    pub(in crate::upstream) fn length(&self) -> Option<u64> {
         let is_plain = self.plain || self.info.compression == Compression::None;
         let file_size = self.info.file_size.filter(|_| !self.plain);
         file_size.or(is_plain.then_some(self.info.nar_size))
     }
 
     /// The same with the file that has this name: compressed or not, whatever the narinfo says now. Clients remember names.
-    pub(super) fn named(self: Arc<Self>, name: &str) -> Option<Arc<Self>> {
+    pub(in crate::upstream) fn named(self: Arc<Self>, name: &str) -> Option<Arc<Self>> {
         if self.name.to_string() == name {
             return Some(self);
         }
@@ -40,13 +40,13 @@ impl Known {
 }
 
 /// The start of a stored narinfo.
-pub(super) const KEPT_FIRST: &str = "Upstream: ";
+pub(in crate::upstream) const KEPT_FIRST: &str = "Upstream: ";
 
-pub(super) fn kept_name(hash_part: &HashPart) -> String {
+pub(in crate::upstream) fn kept_name(hash_part: &HashPart) -> String {
     format!("narinfo/{hash_part}")
 }
 
 /// The name under which a path is recorded whose NAR this upstream does not have, or has wrong.
-pub(super) fn wrong_name(remote: &Remote, hash_part: &HashPart) -> String {
+pub(in crate::upstream) fn wrong_name(remote: &Remote, hash_part: &HashPart) -> String {
     format!("{hash_part} {}", remote.url())
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A neighbour among the upstreams.
 #[derive(Debug)]
 pub(in crate::upstream) struct Nearby {
-    pub(super) host: IpAddr,
+    pub(in crate::upstream) host: IpAddr,
     /// Whether it has failed.
     gone: AtomicBool,
     /// Whether it has not answered in time, and not yet since.
@@ -16,7 +16,7 @@ pub(in crate::upstream) struct Nearby {
 }
 
 impl Nearby {
-    pub(super) const fn at(host: IpAddr) -> Self {
+    pub(in crate::upstream) const fn at(host: IpAddr) -> Self {
         Self { host, gone: AtomicBool::new(false), owes: AtomicBool::new(false), is_proven: AtomicBool::new(false) }
     }
 
@@ -25,7 +25,7 @@ impl Nearby {
         self.gone.store(true, Ordering::Release);
     }
 
-    pub(super) fn is_gone(&self) -> bool {
+    pub(in crate::upstream) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
@@ -39,11 +39,11 @@ impl Nearby {
         self.is_proven.store(true, Ordering::Release);
     }
 
-    pub(super) fn is_proven(&self) -> bool {
+    pub(in crate::upstream) fn is_proven(&self) -> bool {
         self.is_proven.load(Ordering::Acquire)
     }
 
-    pub(super) fn is_ready(&self) -> bool {
+    pub(in crate::upstream) fn is_ready(&self) -> bool {
         !self.is_gone() && !self.owes.load(Ordering::Acquire)
     }
 }

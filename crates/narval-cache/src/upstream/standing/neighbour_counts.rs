@@ -36,7 +36,7 @@ pub struct NeighbourStats {
 }
 
 impl NeighbourCounts {
-    pub(super) fn offered(&self) {
+    pub(in crate::upstream) fn offered(&self) {
         self.offered.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -64,7 +64,7 @@ impl NeighbourCounts {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn stats(&self, neighbours: usize) -> NeighbourStats {
+    pub(in crate::upstream) fn stats(&self, neighbours: usize) -> NeighbourStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         NeighbourStats {
             neighbours: neighbours as u64,

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use narval_nix::{NarHash, NarInfo, PackageName, Sha256, StorePath, nearer_version};
 use parking_lot::Mutex;
 
-use super::name::NarName;
+use super::nar_name::NarName;
 use narval_codec::delta::{DeltaMemory, Reserved, delta_fits, delta_memory};
 use narval_files::DiskCache;
 

@@ -11,16 +11,16 @@ use narval_nix::{HashPart, NarInfo, StorePath};
 use parking_lot::Mutex;
 use quick_cache::sync::Cache as Memory;
 
-use super::AHEAD_NAR_BYTES_MAX;
+use crate::upstream::limits::AHEAD_NAR_BYTES_MAX;
 
 /// The maximum number of references that a client may request next.
 const EXPECTED_MAX: usize = 1 << 16;
 
 /// How soon a client that walks a closure requests the next path, and the NARs.
-pub(super) const WALK_SOON: Duration = Duration::from_secs(600);
+pub(in crate::upstream) const WALK_SOON: Duration = Duration::from_secs(600);
 
 /// The closures that clients walk.
-pub(super) struct Walks {
+pub(in crate::upstream) struct Walks {
     /// By expected path: the path that refers to it, and when that was requested.
     expected: Memory<HashPart, (HashPart, Instant)>,
     /// Prefetched NARs that no client has requested yet, by the name of their file.
@@ -35,7 +35,7 @@ fn share_of(budget: u64) -> u64 {
 
 impl Walks {
     /// At most a quarter of `budget` bytes is prefetched without a request.
-    pub(super) fn new(budget: u64) -> Self {
+    pub(in crate::upstream) fn new(budget: u64) -> Self {
         Self {
             expected: Memory::new(EXPECTED_MAX),
             unclaimed: Mutex::default(),
@@ -44,7 +44,7 @@ impl Walks {
     }
 
     /// Changes the budget. Running fetches continue; see [`may_keep`](Self::may_keep).
-    pub(super) fn set_budget(&self, budget: u64) {
+    pub(in crate::upstream) fn set_budget(&self, budget: u64) {
         self.bytes_max.store(share_of(budget), Ordering::Release);
     }
 
@@ -53,7 +53,7 @@ impl Walks {
     }
 
     /// Records that a client got a narinfo. Returns the paths whose NARs it will probably request.
-    pub(super) fn requested(&self, info: &NarInfo) -> Option<[HashPart; 2]> {
+    pub(in crate::upstream) fn requested(&self, info: &NarInfo) -> Option<[HashPart; 2]> {
         let own = info.path.hash_part();
         let referrer = self.expected.get(&own).filter(|(_, since)| since.elapsed() < WALK_SOON);
         let now = Instant::now();
@@ -64,12 +64,12 @@ impl Walks {
     }
 
     /// Records that a client has requested a NAR.
-    pub(super) fn claimed(&self, file: &str) {
+    pub(in crate::upstream) fn claimed(&self, file: &str) {
         self.unclaimed.lock().remove(file);
     }
 
     /// Whether a NAR of this size in bytes may be prefetched.
-    pub(super) fn may_fetch(&self, file: &str, bytes: u64) -> bool {
+    pub(in crate::upstream) fn may_fetch(&self, file: &str, bytes: u64) -> bool {
         let mut unclaimed = self.unclaimed.lock();
         unclaimed.retain(|_, (_, since)| since.elapsed() < WALK_SOON);
         let fits = total(&unclaimed).saturating_add(bytes) <= self.bytes_max() && !unclaimed.contains_key(file);
@@ -81,7 +81,7 @@ impl Walks {
 
     /// Whether to store a fetched NAR: if a client has requested it, or if unrequested NARs are still within their
     /// share. The budget may have been lowered meanwhile, and used files must not be removed for unused ones.
-    pub(super) fn may_keep(&self, file: &str) -> bool {
+    pub(in crate::upstream) fn may_keep(&self, file: &str) -> bool {
         let mut unclaimed = self.unclaimed.lock();
         let fits = !unclaimed.contains_key(file) || total(&unclaimed) <= self.bytes_max();
         if !fits {
