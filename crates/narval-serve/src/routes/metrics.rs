@@ -6,7 +6,7 @@ use narval_cache::upstream::{SECONDS, UpstreamsStats};
 use narval_client::trace::{self, Work};
 use narval_codec::decode::WindowStats;
 use narval_http::{Body, HeaderValue, Response, StatusCode, header};
-use narval_keep::{Cache, Data, Fullness, TokenEnd};
+use narval_keep::{Cache, Data, Fullness, PeerStats, TokenEnd};
 use rustix::fs::statvfs;
 
 use crate::families::{Families, Named};
@@ -24,6 +24,17 @@ pub(crate) fn add_windows(families: &mut Families, stats: &WindowStats) {
     families.add(Named::gauge("narval_decode_memory_max_bytes", help), &[], total);
     let help = "Uploads that were answered 503 because there was no memory for their windows";
     families.add(Named::counter("narval_decode_memory_refused", help), &[], refused);
+}
+
+/// What came from other nodes.
+fn add_peers(families: &mut Families, stats: &PeerStats) {
+    let PeerStats { nodes, received, fallbacks } = *stats;
+    let help = "Nodes that share their disk caches, with this one";
+    families.add(Named::gauge("narval_peer_nodes", help), &[], nodes);
+    let help = "Bytes of NARs that came from other nodes";
+    families.add(Named::counter("narval_peer_received_bytes", help), &[], received);
+    let help = "NARs kept by another node that came from the bucket all the same, in part or whole";
+    families.add(Named::counter("narval_peer_fallbacks", help), &[], fallbacks);
 }
 
 /// How full a cache was when it was counted last.
@@ -203,7 +214,7 @@ pub(crate) fn add_data(families: &mut Families, data: &Data) {
         families.add(Named::gauge("narval_gc_next_run_timestamp_seconds", help), &[], next);
     }
     if let Some(stats) = data.peer_stats() {
-        crate::writable::peer::add_stats(families, &stats);
+        add_peers(families, &stats);
     }
     add_windows(families, &data.window_memory().stats());
     add_disk(families, "data", data.folder());

@@ -6,12 +6,11 @@
 use std::sync::Arc;
 
 use narval_http::{HeadRef, Method, Response};
-use narval_keep::{CacheName, Data, DataError, NarBytes, PeerStats};
+use narval_keep::{CacheName, Data, DataError, NarBytes};
 
 use super::nar::representation;
 use crate::auth::unauthorized;
 use crate::error::ServeError;
-use crate::families::{Families, Named};
 use crate::metrics::Metrics;
 use crate::nar::file::send_file;
 use crate::nar::growing::send_growing;
@@ -49,15 +48,4 @@ pub(crate) fn answer(
         NarBytes::Growing(growing) => send_growing(&representation, head, growing, (counter, metrics)),
         NarBytes::Redirect(_) => Err(ServeError::NoPath),
     }
-}
-
-/// What came from other nodes.
-pub(crate) fn add_stats(families: &mut Families, stats: &PeerStats) {
-    let PeerStats { nodes, received, fallbacks } = *stats;
-    let help = "Nodes that share their disk caches, with this one";
-    families.add(Named::gauge("narval_peer_nodes", help), &[], nodes);
-    let help = "Bytes of NARs that came from other nodes";
-    families.add(Named::counter("narval_peer_received_bytes", help), &[], received);
-    let help = "NARs kept by another node that came from the bucket all the same, in part or whole";
-    families.add(Named::counter("narval_peer_fallbacks", help), &[], fallbacks);
 }
