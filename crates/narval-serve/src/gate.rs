@@ -7,10 +7,9 @@ use narval_keep::{CacheName, Grant, Rejection, Scope};
 use narval_nix::release::ReleaseName;
 
 use crate::auth::sessions::{PROOF_FIELD, Session, is_own_page};
-use crate::auth::{Auth, Caller, unauthorized};
+use crate::auth::{Auth, Caller, is_read, unauthorized};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-use crate::page::visit::Visit;
 use crate::routes::pages::{PageRoute, View};
 use crate::routes::table::{PushRoute, Route};
 
@@ -168,25 +167,6 @@ impl Gate<'_> {
         Ok(session)
     }
 
-    /// Who looks at a view; `None`: whoever it is has to sign in first. Wrong credentials are no error here: documents have no use for them, and
-    /// browsers would ask for a password.
-    ///
-    /// # Errors
-    /// If the token of a session cannot be verified again.
-    pub(crate) fn visit(&self, visit: Visit, view: &View, request: &Request) -> Result<Option<Visit>, ServeError> {
-        let head = request.head();
-        let session = self.auth.session(&head)?;
-        let caller = self.auth.caller(&head, self.metrics).unwrap_or(Caller::Anonymous);
-        let grant = session.as_ref().map(|session| &*session.grant).into_iter();
-        let mut grants = grant.chain(match &caller {
-            Caller::Bearer(grant) => Some(&**grant),
-            Caller::Anonymous => None,
-        });
-        let may_read = self.is_public || grants.any(|grant| grant.allows(self.cache, Scope::Pull));
-        let is_shown = if view.needs_session() { session.is_some() } else { may_read };
-        Ok(is_shown.then(|| visit.with_tokens(self.is_public, may_read, session.as_ref())))
-    }
-
     /// Whether a caller may read, as far as this can be decided from memory. Otherwise, and for wrong tokens, which are refused on every request,
     /// a worker decides.
     pub(crate) fn may_read_inline(&self, head: &HeadRef<'_>) -> bool {
@@ -226,8 +206,4 @@ fn from_own_page(head: &HeadRef<'_>) -> Result<(), ServeError> {
         true => Ok(()),
         false => Err(Rejection::forbidden("only the page of this server may do this").into()),
     }
-}
-
-pub(crate) fn is_read(method: &Method) -> bool {
-    *method == Method::GET || *method == Method::HEAD
 }

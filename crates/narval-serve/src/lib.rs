@@ -2,7 +2,7 @@
 //!
 //! A [`Service`] is a [`Handler`](narval_http::Handler) that answers for one cache, from up to three [`Sources`]: a live store, a cache that
 //! accepts uploads, and the upstreams of that cache. [`CacheRouter`] has several of them in one server, chosen by host and path. What has to
-//! survive a change of the configuration, such as counters and verified tokens, is in the [`ServerState`]. [`warm`] compresses
+//! survive a change of the configuration, such as counters and verified tokens, is in the [`ServerState`]. [`warm()`] compresses
 //! NARs in advance.
 //!
 //! ```
@@ -33,6 +33,7 @@ mod gate;
 mod metrics;
 mod nar;
 mod narinfo;
+mod origins;
 mod page;
 mod piecework;
 mod prepared;

@@ -3,7 +3,6 @@
 mod answer;
 mod measured;
 pub(crate) mod open;
-pub(crate) mod origins;
 mod other_sources;
 mod read;
 pub(crate) mod watched;
@@ -18,15 +17,16 @@ use narval_keep::{Cache, Data};
 use narval_nix::{PublicKey, SecretKey, StoreDir};
 use narval_store::Store;
 
-use self::origins::{Origins, Writable};
 use self::other_sources::StoreAndUpstreams;
+use crate::auth::is_read;
 use crate::auth::oidc::OidcExchange;
 use crate::config::Dialect;
-use crate::gate::{Gate, is_read};
+use crate::gate::Gate;
 use crate::metrics::{LARGE_BYTES_MIN, Metrics, RouteLabel};
 use crate::nar::deltas::Deltas;
 use crate::nar::packed;
 use crate::narinfo::sources::Narinfos;
+use crate::origins::{Origins, Writable};
 use crate::page::Page;
 use crate::routes::presence::Presence;
 use crate::routes::table::Route;

@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 
 use crate::auth::Auth;
 use crate::metrics::Metrics;
+use crate::narinfo::writable::WritableNarinfos;
+use crate::origins::Origins;
 use crate::piecework::Piecework;
-use crate::service::origins::Origins;
 use crate::upload::receive::UploadPool;
 use crate::watch::{History, Totals, history};
-use crate::writable::narinfo::WritableNarinfos;
 
 /// State that the services of one server share, and that survives when one of them is replaced: counters, remembered narinfos, verified tokens,
 /// partial uploads, and the threads for small uploads.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use narval_client::clock;
-use narval_http::{HeadRef, network};
+use narval_http::{HeadRef, Method, network};
 use narval_keep::{CacheName, Data, Grant, Rejection, RejectionKind, Scope, Scopes, Stamp, TokenError, Tokens};
 use narval_nix::Sha256;
 use quick_cache::sync::Cache as Remembered;
@@ -272,4 +272,9 @@ pub(crate) fn client(head: &HeadRef<'_>) -> Option<IpAddr> {
 
 pub(crate) fn unauthorized(message: &str) -> ServeError {
     Rejection::new(RejectionKind::Unauthorized, message).into()
+}
+
+/// Whether a method only reads.
+pub(crate) fn is_read(method: &Method) -> bool {
+    *method == Method::GET || *method == Method::HEAD
 }

@@ -17,9 +17,8 @@ use narval_oidc::{Issuer, OidcError, SignIn, TOKEN_LEN_MAX, Verified, Verifier};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Auth, THROTTLED, client, client_text, unauthorized};
+use super::{Auth, THROTTLED, client, client_text, is_read, unauthorized};
 use crate::error::ServeError;
-use crate::gate::is_read;
 use crate::metrics::Metrics;
 
 /// The most threads that wait for issuers.

@@ -3,3 +3,5 @@
 pub(crate) mod memo;
 pub(crate) mod render;
 pub(crate) mod sources;
+pub(crate) mod upstream;
+pub(crate) mod writable;

@@ -9,13 +9,13 @@ use narval_store::{Stamp, Store};
 
 use super::memo::{Answer, Memo};
 use super::render::{present, render};
+use super::upstream::UpstreamNarinfos;
+use super::writable::WritableNarinfos;
 use crate::config::Dialect;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;
 use crate::nar::zstd::NarCache;
-use crate::upstream::narinfo::UpstreamNarinfos;
-use crate::writable::narinfo::WritableNarinfos;
 
 /// The narinfos of all sources.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use narval_keep::CacheName;
 use super::catalog::Catalog;
 use super::inside::Frames;
 use super::places::Places;
-use crate::service::origins::Origins;
+use crate::origins::Origins;
 use crate::state::ServerState;
 
 /// What views are made of.

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use narval_http::Request;
 use narval_keep::{CacheName, Grant, Scope};
 
+use crate::auth::Caller;
 use crate::auth::sessions::Session;
+use crate::error::ServeError;
+use crate::gate::Gate;
+use crate::routes::pages::View;
 
 /// Who looks at which cache, and from where.
 #[derive(Clone, Debug)]
@@ -100,5 +104,26 @@ impl Visit {
     /// A link to a path's view.
     pub(crate) fn path(&self, hash: impl std::fmt::Display) -> String {
         format!("{}_narval/path/{hash}", self.root)
+    }
+}
+
+impl Gate<'_> {
+    /// Who looks at a view; `None`: whoever it is has to sign in first. Wrong credentials are no error here: documents have no use for them, and
+    /// browsers would ask for a password.
+    ///
+    /// # Errors
+    /// If the token of a session cannot be verified again.
+    pub(crate) fn visit(&self, visit: Visit, view: &View, request: &Request) -> Result<Option<Visit>, ServeError> {
+        let head = request.head();
+        let session = self.auth.session(&head)?;
+        let caller = self.auth.caller(&head, self.metrics).unwrap_or(Caller::Anonymous);
+        let grant = session.as_ref().map(|session| &*session.grant).into_iter();
+        let mut grants = grant.chain(match &caller {
+            Caller::Bearer(grant) => Some(&**grant),
+            Caller::Anonymous => None,
+        });
+        let may_read = self.is_public || grants.any(|grant| grant.allows(self.cache, Scope::Pull));
+        let is_shown = if view.needs_session() { session.is_some() } else { may_read };
+        Ok(is_shown.then(|| visit.with_tokens(self.is_public, may_read, session.as_ref())))
     }
 }

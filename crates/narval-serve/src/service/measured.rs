@@ -5,10 +5,10 @@ use std::sync::Arc;
 use narval_http::{HeadRef, Response};
 use narval_keep::Scope;
 
-use super::origins::Origins;
 use crate::auth::Caller;
 use crate::error::ServeError;
 use crate::families::Families;
+use crate::origins::Origins;
 use crate::routes::metrics;
 use crate::state::ServerState;
 

@@ -8,7 +8,6 @@ use narval_keep::CacheName;
 use narval_nix::{HashPart, SecretKey, StoreDir};
 use narval_store::{ReadAhead, Store};
 
-use super::origins::{Live, Origins, Writable};
 use super::{Service, Shared, Sources, WritableCache};
 use crate::config::{Config, Dialect};
 use crate::metrics::Metrics;
@@ -20,6 +19,8 @@ use crate::nar::plan::{Planner, Plans};
 use crate::nar::zstd::{NarCache, NarCacheConfig};
 use crate::narinfo::memo::Memo;
 use crate::narinfo::sources::{LiveNarinfos, Narinfos};
+use crate::narinfo::upstream::UpstreamNarinfos;
+use crate::origins::{Live, Origins, Writable};
 use crate::page::Page;
 use crate::page::places::Places;
 use crate::routes::nar::Nars;
@@ -27,7 +28,6 @@ use crate::routes::presence::Presence;
 use crate::routes::{narinfo, nix_cache_info};
 use crate::state::ServerState;
 use crate::upload::receive::Uploads;
-use crate::upstream::narinfo::UpstreamNarinfos;
 
 /// Memory for small files that are read ahead for all NARs, in bytes.
 const READ_AHEAD_BYTES_MAX: usize = 8 * 1024 * 1024;

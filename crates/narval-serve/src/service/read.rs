@@ -6,9 +6,9 @@ use narval_cache::upstream::Small;
 use narval_http::{HeadRef, Request, Response};
 use narval_keep::{RejectionKind, SmallKind};
 
-use super::origins::{Live, Writable};
 use super::{Shared, measured};
 use crate::error::ServeError;
+use crate::origins::{Live, Writable};
 use crate::routes::table::{NarRoute, Route};
 use crate::routes::{self, batch, health, log, releases};
 use crate::upstream;

@@ -7,7 +7,7 @@ use narval_keep::{Cache, Data, Fullness};
 use narval_nix::HashPart;
 use rustix::fs::statvfs;
 
-use super::origins::Origins;
+use crate::origins::Origins;
 use crate::routes::health;
 use crate::state::ServerState;
 use crate::watch::problems::{self, CacheFacts, Problem, ServerFacts};

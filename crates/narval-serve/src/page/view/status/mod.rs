@@ -12,9 +12,9 @@ use maud::{Markup, html};
 use super::words;
 use super::words::{ago, many, plain};
 use crate::error::ServeError;
+use crate::origins::Origins;
 use crate::page::parts::Parts;
 use crate::page::visit::Visit;
-use crate::service::origins::Origins;
 use crate::state::ServerState;
 use crate::watch::problems::Problem;
 

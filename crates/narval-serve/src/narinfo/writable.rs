@@ -5,11 +5,11 @@ use std::sync::Arc;
 use narval_keep::{Cache, KeptNarinfo, Stamp};
 use narval_nix::HashPart;
 
+use super::memo::{Answer, Memo, Present};
+use super::render::present;
 use crate::config::Dialect;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-use crate::narinfo::memo::{Answer, Memo, Present};
-use crate::narinfo::render::present;
 
 /// The narinfos of one cache.
 #[derive(Debug)]

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use narval_cache::upstream::{Lookup, Upstreams};
 use narval_nix::HashPart;
 
+use super::memo::{Answer, Memo};
+use super::render::present;
 use crate::config::Dialect;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-use crate::narinfo::memo::{Answer, Memo};
-use crate::narinfo::render::present;
 
 /// The narinfos of all upstreams.
 #[derive(Debug)]
