@@ -7,18 +7,16 @@ use std::sync::{Arc, PoisonError};
 
 use narval_nix::{HashPart, NarHash, SecretKey};
 
+use crate::access::grant::Grant;
 use crate::error::{DataError, io_error};
-use crate::index::{CacheId, Index, IndexError, Listed, NarRecord, Usage, Used};
+use crate::index::{Index, IndexError};
 use crate::name::{CacheName, NarFileName};
-use crate::push::other_sources::OtherSources;
-use crate::rejection::Rejection;
-use crate::retention::RESOLUTION_SECONDS;
+use crate::records::paths::{CacheId, Listed, NarRecord, Usage, Used};
+use crate::rejection::{Rejection, RejectionKind};
 use crate::settings::CacheSettings;
-use crate::shared::Finder;
-use crate::shared::{CacheState, Shared};
-use crate::small::bytes::SmallBytes;
+use crate::shared::other_sources::OtherSources;
+use crate::shared::{CacheState, Finder, RESOLUTION_SECONDS, Shared, SmallBytes};
 use crate::storage::{Asker, CacheStorage, NarBytes, Redirect, Storage, StorageLock};
-use crate::tokens::Grant;
 
 /// The maximum number of hash parts in one query.
 const QUESTION_MAX: usize = 1 << 20;
@@ -301,7 +299,7 @@ impl Cache {
     pub fn missing(&self, hash_parts: &[HashPart], lease_seconds: Option<u64>) -> Result<Vec<HashPart>, Rejection> {
         if hash_parts.len() > QUESTION_MAX {
             let message = format!("more than {QUESTION_MAX} paths in one query");
-            return Err(Rejection::new(super::RejectionKind::TooLarge, message));
+            return Err(Rejection::new(RejectionKind::TooLarge, message));
         }
         let mut present = HashSet::new();
         for (part, located) in hash_parts.iter().zip(self.index().located(self.id(), hash_parts)?) {

@@ -7,17 +7,18 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
+use crate::access::audit::{AUDIT_KEPT_FOR, Audit};
 use crate::error::{DataError, io_error};
-use crate::index::CacheRecord;
-use crate::releases::MACHINES_KEPT_FOR;
+use crate::records::machines::MACHINES_KEPT_FOR;
+use crate::records::paths::CacheRecord;
 use crate::shared::{CacheState, Shared};
-use crate::tokens::audit::AUDIT_KEPT_FOR;
 
 use crate::cache::{Cache, Stamp};
 use crate::name::CacheName;
 use crate::nodes::PeerStats;
+use crate::records::audit::AuditLine;
 use crate::settings::CacheSettings;
-use crate::tokens::{Audit, AuditLine, Tokens};
+use crate::tokens::Tokens;
 use narval_codec::decode::WindowMemory;
 
 /// The longest line of an audit log that is read.

@@ -9,22 +9,27 @@
 //! truth: the index can be made from them.
 //!
 //! ```text
-//! open.rs, data.rs   begin here: a data folder is opened, repaired and looked after   options.rs, location.rs, database.rs, in_use.rs
+//! open.rs            begin here: a data folder is opened, repaired and looked after. data.rs: all of it   options.rs, location.rs
 //! cache.rs           a cache: reading. lost.rs: a file that is not there              settings.rs, name.rs, rejection.rs
-//! shared/            what a process remembers of its data, whoever opens it
-//! receive/           a NAR arrives: one pass decodes, verifies and hashes it          writing.rs: what is stored and not recorded
-//! push/              commit.rs makes paths visible; publish.rs, pending.rs write their narinfos; batch.rs: the protocol's bodies
-//! small/             logs, realisations, listings
-//! storage/           where bytes are: folder.rs, bucket/
-//! index/             what is known of them: sql/ the statements, tx.rs what runs them, sqlite/ and postgres/, memory/
-//! releases/          names that the cache gives to paths, signed
-//! retention/         collect.rs, delete.rs hide paths and remove bytes; pins.rs, used.rs say what stays
-//! tokens/            who may do what, and the audit log
-//! nodes/             several servers over one bucket
-//! stats/             how large caches are
+//! jobs/              long work, done by one server at a time, whatever happens to it
+//! keys/              keys that the index has
 //! upkeep/            fsck, rebuild, backup, migrate, recompress, export
-//! jobs/              such work, done by one server at a time, whatever happens to it
+//! retention/         collect.rs, delete.rs hide paths and remove bytes; pins.rs, mark.rs say what stays
+//! assembly/          a storage and an index are opened, and made one                  in_use.rs
+//! push/              commit.rs makes paths visible; publish.rs, pending.rs write their narinfos; batch.rs: the protocol's bodies
+//! receive/           a NAR arrives: one pass decodes, verifies and hashes it
+//! small/             logs, realisations, listings
+//! stats/             how large caches are
+//! releases/          names that the cache gives to paths, signed
+//! tokens/            tokens are made, verified and revoked
+//! shared/            what a process remembers of its data, whoever opens it
+//! access/            who may do what, and the audit log
+//! index/             what is known of the bytes: sql/ the statements, tx.rs what runs them, sqlite/ and postgres/, memory/
+//! storage/           where bytes are: folder.rs, bucket/
+//! records/           what the index stores, as plain types
+//! nodes/             several servers over one bucket
 //! simulation/        tests: all of it from a seed, with killed nodes and late requests; rule.rs: what it takes out
+//! simulator/         tests: the time, the turns and the faults of a simulation
 //! ```
 //! ```text
 //! DIR/index.sqlite               the index (SQLite, WAL), unless it is in a database ([`Database`])
@@ -54,9 +59,10 @@
 #[cfg(test)]
 extern crate self as narval_keep;
 
+mod access;
+mod assembly;
 mod cache;
 mod data;
-mod database;
 mod error;
 mod in_use;
 mod index;
@@ -70,6 +76,7 @@ mod open;
 mod options;
 mod push;
 mod receive;
+mod records;
 mod rejection;
 mod releases;
 mod retention;
@@ -82,51 +89,58 @@ mod storage;
 mod tokens;
 mod upkeep;
 
+pub use access::audit::Audit;
+pub use access::grant::{CachePatterns, Grant, PATTERNS_MAX, PatternError, Scope, Scopes, UnknownScope};
 pub use cache::{Cache, KeptNarinfo, NarFile, NarHead, Point, Stamp};
 pub use data::Data;
-pub use database::Database;
 pub use error::DataError;
-pub use index::{IndexError, Listed, Usage};
-pub use jobs::{JOBS_KEPT_FOR, JOBS_LISTED_MAX, Job, JobKind, JobState};
+pub use index::IndexError;
+pub use jobs::JOBS_KEPT_FOR;
 pub use keys::{CacheKey, OVERLAP_SECONDS, Rotated};
-pub use location::StorageLocation;
+pub use location::{Database, StorageLocation};
 pub use name::{
     CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, InvalidMachineName, MachineName, NarFileName,
     NarFileNameError, NarTarget,
 };
 pub use nodes::{PEER_PATH, PeerStats};
 pub use options::{DataOptions, Destination};
-pub use push::{COMMIT_MAX, Committed, NARS_MAX, OtherSources, Outcome, read_commit, read_nars};
+pub use push::{COMMIT_MAX, Committed, NARS_MAX, Outcome, read_commit, read_nars};
 #[doc(hidden)]
 pub use receive::verify_anything;
 pub use receive::{Begin, Stored, Upload};
-pub use rejection::{MESSAGE_LEN_MAX, REJECTION_REASONS, Rejection, RejectionKind};
-pub use releases::{
-    KeptRelease, MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor, MachinePage,
-    MachineReport, MachineState, NewRelease, Promotion, RELEASE_KEY_LEN_MAX, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX,
-    RELEASES_LISTED_BYTES_MAX, RELEASES_LISTED_MAX, REPORT_LEN_MAX, ReleaseCursor, ReleasePage,
+pub use records::audit::AuditLine;
+pub use records::jobs::{JOBS_LISTED_MAX, Job, JobKind, JobState};
+pub use records::machines::{
+    MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor, MachineReport, MachineState,
+    REPORT_LEN_MAX,
 };
+pub use records::paths::{Listed, Usage};
+pub use records::pins::{Pin, PinFor};
+pub use records::releases::{
+    RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, RELEASES_LISTED_BYTES_MAX, RELEASES_LISTED_MAX, ReleaseCursor,
+};
+pub use rejection::{MESSAGE_LEN_MAX, REJECTION_REASONS, Rejection, RejectionKind};
+pub use releases::{KeptRelease, MachinePage, NewRelease, Promotion, RELEASE_KEY_LEN_MAX, ReleasePage};
 pub use retention::{
-    COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, PinSize,
-    UNFINISHED_GRACE, Why,
+    COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, PinSize, UNFINISHED_GRACE, Why,
 };
 pub use settings::{CacheSettings, KEEP_RELEASES, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
+pub use shared::counts::{CollectionStats, Fullness, Survey, TokenEnd};
+pub use shared::growth::SizeOfDay;
+pub use shared::other_sources::OtherSources;
 pub use small::{PutOutcome, SmallKind};
-pub use stats::{CacheStats, CollectionStats, Fullness, SizeOfDay, Survey, TokenEnd};
+pub use stats::CacheStats;
 pub use storage::{NarBytes, Redirect};
-pub use tokens::{
-    Audit, AuditLine, CachePatterns, EXCHANGED_FOR, Grant, LABEL_LEN_MAX, NewToken, PATTERNS_MAX, PatternError, Scope,
-    Scopes, TOKEN_PREFIX, TokenError, TokenInfo, Tokens, UnknownScope,
-};
+pub use tokens::{EXCHANGED_FOR, LABEL_LEN_MAX, NewToken, TOKEN_PREFIX, TokenError, TokenInfo, Tokens};
 pub use upkeep::{
     BackedUp, BackupOptions, BackupSummary, FsckOptions, FsckReport, Imported, MigrateError, Migrated,
     RECOMPRESSED_GRACE, Recompressed, Removed, Restored, SignReport,
 };
 
-use narval_client::clock::now;
-
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod simulator;
 
 #[cfg(test)]
 mod tests;

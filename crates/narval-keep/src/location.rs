@@ -1,8 +1,11 @@
-//! Where a writable cache is: a folder, or a bucket with a local folder.
+//! Where a writable cache is: a folder, or a bucket with a local folder; and where its index is.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use narval_client::{Scheme, Url};
+
+use crate::index::IndexError;
 
 /// Where the bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,5 +62,34 @@ impl std::fmt::Display for StorageLocation {
             Self::Folder(folder) => folder.display().fmt(f),
             Self::Bucket { url, .. } => url.fmt(f),
         }
+    }
+}
+
+/// The address of a PostgreSQL database. Messages never contain its password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Database(pub(crate) String);
+
+impl FromStr for Database {
+    type Err = IndexError;
+
+    /// `postgres://USER@HOST/DATABASE`, with libpq's parameters.
+    fn from_str(text: &str) -> Result<Self, IndexError> {
+        #[cfg(feature = "postgres")]
+        crate::index::check_address(text)?;
+        Ok(Self(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+impl Database {
+    /// With the password.
+    pub(crate) fn address(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Database(…)")
     }
 }

@@ -10,12 +10,12 @@ use std::io;
 
 use narval_nix::HashPart;
 
+use crate::access::grant::{Grant, Scope, Scopes};
 use crate::cache::Cache;
 use crate::data::Data;
-use crate::index::{LostPath, NarRecord};
+use crate::records::paths::{LostPath, NarRecord};
 use crate::rejection::Rejection;
 use crate::shared::{Finder, LOSSES_MAX};
-use crate::tokens::{Grant, Scope, Scopes};
 
 impl Data {
     /// As [`Cache::restore_lost`], in all caches. What fails is tried again later.

@@ -154,7 +154,7 @@ impl NarFileName {
             return Ok(self);
         }
         #[cfg(test)]
-        if let Some(simulated) = crate::simulation::random() {
+        if let Some(simulated) = crate::simulator::task::random() {
             random[2..].copy_from_slice(&simulated.to_be_bytes());
             return Ok(Self { random: Some(random), ..self });
         }

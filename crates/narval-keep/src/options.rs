@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use narval_client::Url;
 
-use crate::database::Database;
-use crate::location::StorageLocation;
+use crate::location::{Database, StorageLocation};
 
 /// Options for opening a data folder.
 #[derive(Debug, Clone, Default)]

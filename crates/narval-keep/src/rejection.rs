@@ -9,7 +9,6 @@ use narval_nix::SignError;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::index::IndexError;
 use crate::name::InvalidMachineName;
 use narval_s3::{PutError, is_failing};
 
@@ -205,30 +204,6 @@ impl From<SignError> for Rejection {
 impl From<InvalidMachineName> for Rejection {
     fn from(error: InvalidMachineName) -> Self {
         Self::malformed(error.to_string())
-    }
-}
-
-impl From<IndexError> for Rejection {
-    fn from(error: IndexError) -> Self {
-        if matches!(error, IndexError::Busy { .. }) {
-            tracing::debug!("{error}");
-            let message = "the cache is busy: others commit or remove many paths at once; nothing was done, try again";
-            return Self::unavailable(message);
-        }
-        if error.is_unavailable() {
-            // The log has it already, once.
-            tracing::debug!("{error}");
-            let message = "the cache's database cannot be reached at the moment: nothing was done, try again";
-            return Self::unavailable(message);
-        }
-        if matches!(error, IndexError::Late { .. }) {
-            return Self::conflict("the upload took days: the NAR is not recorded any more; push again");
-        }
-        if matches!(error, IndexError::Superseded { .. }) {
-            return Self::conflict("this took too long, and another process has taken over");
-        }
-        tracing::error!("{error}");
-        if error.is_full() { Self::no_space() } else { Self::failed("the cache's index failed; see the server's log") }
     }
 }
 

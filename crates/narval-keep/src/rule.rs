@@ -1,11 +1,11 @@
-//! The rules on which the consistency of caches rests, by name: `simulation/rule.rs` says what they are. The simulation takes out one at a time,
+//! The rules on which the consistency of caches rests, by name: `simulator/rule.rs` says what they are. The simulation takes out one at a time,
 //! and has to find what goes wrong without it. Elsewhere, all of them hold.
 
 /// Whether a rule is in force.
 #[cfg(test)]
 macro_rules! holds {
     ($rule:ident) => {
-        $crate::simulation::rule::holds($crate::simulation::rule::Rule::$rule)
+        $crate::simulator::rule::holds($crate::simulator::rule::Rule::$rule)
     };
 }
 

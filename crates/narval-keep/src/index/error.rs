@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::schema::VERSION;
+use crate::rejection::Rejection;
 
 /// Why the index could not be read or changed.
 #[derive(Debug, Clone, Error)]
@@ -81,5 +82,29 @@ impl IndexError {
     /// Whether it cannot be reached or used at the moment, but may be later.
     pub const fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::Busy { .. })
+    }
+}
+
+impl From<IndexError> for Rejection {
+    fn from(error: IndexError) -> Self {
+        if matches!(error, IndexError::Busy { .. }) {
+            tracing::debug!("{error}");
+            let message = "the cache is busy: others commit or remove many paths at once; nothing was done, try again";
+            return Self::unavailable(message);
+        }
+        if error.is_unavailable() {
+            // The log has it already, once.
+            tracing::debug!("{error}");
+            let message = "the cache's database cannot be reached at the moment: nothing was done, try again";
+            return Self::unavailable(message);
+        }
+        if matches!(error, IndexError::Late { .. }) {
+            return Self::conflict("the upload took days: the NAR is not recorded any more; push again");
+        }
+        if matches!(error, IndexError::Superseded { .. }) {
+            return Self::conflict("this took too long, and another process has taken over");
+        }
+        tracing::error!("{error}");
+        if error.is_full() { Self::no_space() } else { Self::failed("the cache's index failed; see the server's log") }
     }
 }

@@ -9,7 +9,6 @@ mod error;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
-mod records;
 mod schema;
 mod snapshot;
 mod sql;
@@ -24,16 +23,17 @@ use std::time::Duration;
 
 use self::memory::Memory;
 use self::tx::{How, Reading, Tx, TxError, Work};
-use super::nodes::{Members, PeerSecret};
+use crate::nodes::{Members, PeerSecret};
+#[cfg(test)]
+use crate::records::leases::Fence;
+use crate::records::paths::{CacheId, PathTotals};
 use narval_client::clock;
 
 pub use error::IndexError;
 #[cfg(all(test, feature = "postgres"))]
-pub(crate) use postgres::{IDLE_MAX, Shared, SimulatedPostgres};
+pub(crate) use postgres::SimulatedPostgres;
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::{Postgres, check_address};
-pub(crate) use records::*;
-pub use records::{Listed, Usage};
 pub(crate) use snapshot::Snapshot;
 #[cfg(test)]
 pub(crate) use snapshot::SnapshotBuilder;

@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use narval_nix::HashPart;
 
-use crate::retention::Pin;
+use crate::records::pins::Pin;
 
 /// The bits of a hash part, which has 5 in each character.
 type Packed = [u8; 20];

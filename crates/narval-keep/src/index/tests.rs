@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::index::sql::nars::FORMER_MAX;
-use crate::jobs::{JOBS_KEPT_MAX, Job, JobKind, JobState};
 use crate::name::{CacheName, NarFileName};
+use crate::records::jobs::{JOBS_KEPT_MAX, Job, JobKind, JobState};
+use crate::records::paths::{Commit, Cutoff, NarRecord, PathRecord};
+use crate::records::releases::{Recorded, ReleaseRecord, ReleaseRefused, ReleaseRequest, ReleaseToRecord};
 
 fn part(name: &str) -> HashPart {
     HashPart::from_digest(Sha256::of(name.as_bytes()).as_bytes()[..20].try_into().unwrap())
@@ -196,7 +198,7 @@ pub(super) fn commits_take_time_in_proportion(index: &dyn Index, cpu_time: impl 
 /// A table of machines is bounded: whoever is silent for a day makes room, and nobody else.
 pub(super) fn machines_have_limits([one, other]: [&dyn Index; 2]) {
     use super::tx::{Arg, Kind, LARGE, Sql, args};
-    use crate::releases::{MACHINES_MAX, MachineCursor, Noted, SILENT_FOR};
+    use crate::records::machines::{MACHINES_MAX, MachineCursor, Noted, SILENT_FOR};
     static FILL: Sql = Sql::new(
         "insert into narval.machines (cache, name, release, seen, token, report) \
          select $1, r.name, '@web', r.seen, 'token', '{\"release\":\"@web\",\"state\":\"running\"}' from {rows}",
@@ -238,7 +240,7 @@ pub(super) fn machines_have_limits([one, other]: [&dyn Index; 2]) {
 
 /// Lists come in pages of limited size, whatever is in them, and names and systems have limits.
 pub(super) fn releases_have_limits([one, other]: [&dyn Index; 2]) {
-    use crate::releases::{ListMax, Listed, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
+    use crate::records::releases::{ListMax, Listed, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     let record = |name: &str, revision: u64, system: &str, json: String| ReleaseRecord {
         name: name.to_owned(),

@@ -7,7 +7,8 @@ use narval_client::trace;
 
 use super::sql::{jobs, work};
 use super::tx::{How, Reading, Refused, Tx, TxError};
-use super::{Fence, Index, IndexError};
+use super::{Index, IndexError};
+use crate::records::leases::Fence;
 
 /// The job that a thread does: in which index, its id, and the number of who does it.
 type OfJob = (usize, String, i64);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use narval_nix::{HashPart, Sha256};
 use thiserror::Error as ThisError;
 
-use super::records::CacheId;
+use crate::records::paths::CacheId;
 
 /// Why a transaction failed: an error of a driver, which recognizes it, or a row that cannot be read.
 pub(crate) type TxError = Box<dyn Error + Send + Sync>;

@@ -5,12 +5,12 @@ use std::sync::{Arc, PoisonError};
 
 use serde_json::Value;
 
-use super::{JobKind, TO};
+use super::TO;
 use crate::data::Data;
-use crate::database::Database;
 use crate::error::DataError;
-use crate::location::StorageLocation;
+use crate::location::{Database, StorageLocation};
 use crate::options::{DataOptions, Destination};
+use crate::records::jobs::JobKind;
 use crate::rejection::Rejection;
 
 const fn kind_of(destination: &Destination) -> JobKind {

@@ -7,17 +7,18 @@ use std::time::{Duration, Instant};
 use narval_files::{Work, renewed, uptime};
 use serde_json::{Value, json};
 
+use super::RESULT_LINES_MAX;
 use super::destination;
-use super::{JOB_LEASE_SECONDS, Job, JobKind, JobState, RESULT_LINES_MAX};
+use crate::access::grant::Grant;
 use crate::cache::Cache;
 use crate::data::Data;
 use crate::error::DataError;
 use crate::keys::OVERLAP_SECONDS;
 use crate::options::Destination;
+use crate::records::jobs::{JOB_LEASE_SECONDS, Job, JobKind, JobState};
 use crate::rejection::{Rejection, RejectionKind};
-use crate::retention::{COLLECT_GRACE, CollectOptions, Collected, UNFINISHED_GRACE};
+use crate::retention::{COLLECT_GRACE, CollectOptions, Collected, Forgotten, UNFINISHED_GRACE};
 use crate::shared::Shared;
-use crate::tokens::Grant;
 use crate::upkeep::{FsckOptions, FsckReport, MigrateError, Migrated, Recompressed};
 
 /// How often a server looks for a job.
@@ -232,7 +233,7 @@ fn progress(work: &Work, since: Duration) -> Value {
 impl Collected {
     /// As `narval cache gc --json` prints it, with so many of the paths.
     pub fn to_value(&self, dry_run: bool, paths_max: usize) -> Value {
-        let path = |path: &crate::Forgotten| json!({"path": path.path, "used": path.used, "forSize": path.for_size});
+        let path = |path: &Forgotten| json!({"path": path.path, "used": path.used, "forSize": path.for_size});
         let paths: Vec<Value> = self.forgotten.iter().take(paths_max).map(path).collect();
         json!({"paths": paths, "removed": self.forgotten.len(), "kept": self.kept, "files": self.files, "bytes": self.bytes,
             "dryRun": dry_run})

@@ -12,12 +12,13 @@ use narval_files::Work;
 use narval_nix::{PublicKey, SecretKey, TrustedKeys};
 use serde_json::{Value, json};
 
+use crate::access::grant::{Grant, Scope};
 use crate::cache::Cache;
 use crate::data::Data;
-use crate::index::{IndexError, SignKeyRecord};
+use crate::index::IndexError;
 use crate::name::CacheName;
+use crate::records::tokens::SignKeyRecord;
 use crate::rejection::{Rejection, RejectionKind};
-use crate::tokens::{Grant, Scope};
 use crate::upkeep::SignReport;
 
 /// How often paths are signed again that were committed meanwhile by servers that did not know the new key yet.

@@ -7,7 +7,6 @@
 //! Nothing depends on the nodes agreeing: whoever is asked by another node never asks a third one, and whoever gets no NAR from another
 //! node reads it from the bucket. At worst, a NAR is read from the bucket twice.
 
-pub(crate) mod join;
 mod members;
 mod peers;
 mod rendezvous;

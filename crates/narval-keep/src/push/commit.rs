@@ -5,16 +5,15 @@ use std::io;
 
 use narval_nix::{HashPart, NarHash, NarInfo, StorePath};
 
-use super::trust::{Signed, Trust};
+use super::trust::{Signed, Trust, is_signed};
+use crate::access::grant::{Grant, Scope};
 use crate::cache::Cache;
-use crate::index::{Commit, NamedNar, NarRecord, PathRecord, Used};
 use crate::name::NarFileName;
 use crate::receive::contents::Checked;
+use crate::records::paths::{Commit, NamedNar, NarRecord, PathRecord, Used};
 use crate::rejection::Rejection;
 use crate::rule::holds;
 use crate::settings::CacheSettings;
-use crate::tokens::{Grant, Scope};
-use crate::upkeep::sign::is_signed;
 use narval_client::clock;
 
 /// The maximum number of narinfos in one commit.

@@ -2,7 +2,6 @@
 
 pub(crate) mod batch;
 pub(crate) mod commit;
-pub(crate) mod other_sources;
 pub(crate) mod pending;
 pub(crate) mod publish;
 pub(crate) mod reconcile;
@@ -10,4 +9,3 @@ pub(crate) mod trust;
 
 pub use batch::{NARS_MAX, read_commit, read_nars};
 pub use commit::{COMMIT_MAX, Committed, Outcome};
-pub use other_sources::OtherSources;

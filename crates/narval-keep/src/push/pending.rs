@@ -17,7 +17,7 @@ use narval_nix::HashPart;
 use crate::cache::Cache;
 use crate::data::Data;
 use crate::error::DataError;
-use crate::index::CacheId;
+use crate::records::paths::CacheId;
 use crate::rejection::Rejection;
 use crate::rule::holds;
 use crate::shared::Seen;

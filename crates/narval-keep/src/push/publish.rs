@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use narval_nix::HashPart;
 
 use crate::cache::Cache;
-use crate::index::PathRecord;
+use crate::records::paths::PathRecord;
 use crate::storage::{TAKEOVER, WrittenNarinfo, several};
 use narval_client::clock;
 

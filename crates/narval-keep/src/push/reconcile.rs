@@ -10,7 +10,7 @@ use super::pending::WhichPending;
 use crate::cache::Cache;
 use crate::data::Data;
 use crate::error::{DataError, io_error};
-use crate::index::{CacheId, PathRecord};
+use crate::records::paths::{CacheId, PathRecord};
 use crate::rejection::Rejection;
 use crate::storage::VALID_FOR;
 use narval_client::clock;

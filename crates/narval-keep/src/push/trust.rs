@@ -109,6 +109,14 @@ impl<'a> Trust<'a> {
     }
 }
 
+/// Whether a narinfo has a valid signature of each key.
+pub(crate) fn is_signed(info: &NarInfo, fingerprint: &str, keys: &[SecretKey]) -> bool {
+    keys.iter().all(|key| {
+        let key: TrustedKeys = std::iter::once(key.public_key()).collect();
+        key.find_valid(fingerprint.as_bytes(), &info.signatures).is_some()
+    })
+}
+
 fn is_signed_by(keys: &[PublicKey], signed: &Signed<'_>) -> bool {
     let keys: TrustedKeys = keys.iter().cloned().collect();
     keys.find_valid(signed.fingerprint.as_bytes(), signed.signatures).is_some()

@@ -11,7 +11,7 @@ use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, ContentsHasher, Hashed
 
 use super::no_window;
 use crate::cache::Cache;
-use crate::index::NarRecord;
+use crate::records::paths::NarRecord;
 use crate::rejection::Rejection;
 use crate::settings::CacheSettings;
 use narval_codec::decode::{DecodeError, Decoder, INPUT_LEN, is_no_window};

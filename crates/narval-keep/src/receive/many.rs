@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 use super::pass::Verified;
 use super::{Begin, Stored, Upload};
+use crate::access::grant::Grant;
 use crate::cache::Cache;
-use crate::index::{NamedNar, NarRecord};
 use crate::name::NarTarget;
+use crate::records::paths::{NamedNar, NarRecord};
 use crate::rejection::Rejection;
-use crate::tokens::Grant;
 
 /// A NAR that was verified, and is to be stored.
 struct New<'a> {

@@ -11,7 +11,6 @@ mod pass;
 mod scan;
 mod storing;
 mod tee;
-pub(crate) mod writing;
 
 use std::io::{self, Read, Seek, Write};
 
@@ -20,14 +19,14 @@ use narval_nix::{Compression, NarHash, Sha256};
 
 pub(super) use self::pass::no_window;
 use self::pass::{Claims, Verified, file_size_max, verify};
-use self::writing::RECORDED_WITHIN;
+use crate::access::grant::{Grant, Scope};
 use crate::cache::Cache;
-use crate::index::{NamedNar, NarRecord};
 use crate::name::{NarFileName, NarTarget};
+use crate::records::paths::{NamedNar, NarRecord};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::rule::holds;
+use crate::shared::writing::RECORDED_WITHIN;
 use crate::storage::Incoming;
-use crate::tokens::{Grant, Scope};
 use narval_client::clock;
 use narval_codec::decode::{DECODE_MEMORY, WindowMemory};
 

@@ -9,8 +9,8 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256, Sha256Hasher};
 use super::listing::{ListingWriter, NoListing};
 use super::scan::Scan;
 use super::tee::{Tee, TeeError};
-use crate::index::NarRecord;
 use crate::name::NarTarget;
+use crate::records::paths::NarRecord;
 use crate::rejection::Rejection;
 use narval_codec::decode::{DecodeError, Decoder, Window, is_no_window};
 

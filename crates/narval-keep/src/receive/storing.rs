@@ -1,11 +1,11 @@
-//! Before and after something is stored: what [`writing`](super::writing) says of this process is kept right.
+//! Before and after something is stored: what [`writing`](crate::shared::writing) says of this process is kept right.
 
 use std::sync::{Arc, PoisonError};
 
-use super::writing::{RENEW_EVERY, Written};
 use crate::cache::Cache;
 use crate::index::IndexError;
 use crate::rejection::Rejection;
+use crate::shared::writing::{RENEW_EVERY, Written};
 use crate::shared::{CacheState, Shared};
 use narval_client::clock;
 

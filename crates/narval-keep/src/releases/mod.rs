@@ -16,22 +16,15 @@ use narval_nix::release::{
 };
 use narval_nix::{HashPart, NarHash, Release, StorePath, StorePathName};
 
-pub(crate) use self::list::{ListMax, Listed, PAGE};
-pub use self::list::{RELEASES_LISTED_BYTES_MAX, RELEASES_LISTED_MAX, ReleaseCursor, ReleasePage};
-pub use self::machines::{
-    MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor, MachinePage, MachineReport,
-    MachineState, REPORT_LEN_MAX,
-};
-pub(crate) use self::machines::{Noted, SILENT_FOR};
+pub use self::list::ReleasePage;
+pub use self::machines::MachinePage;
+use crate::access::grant::{Grant, Scope};
 use crate::cache::Cache;
-use crate::index::{IndexError, Recorded, ReleaseRecord, ReleaseRefused, ReleaseRequest, ReleaseToRecord};
+use crate::index::IndexError;
+use crate::records::releases::{
+    RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, Recorded, ReleaseRecord, ReleaseRefused, ReleaseRequest, ReleaseToRecord,
+};
 use crate::rejection::{Rejection, RejectionKind};
-use crate::tokens::{Grant, Scope};
-
-/// How many names of releases a cache has at most: a token with a pattern may make any.
-pub const RELEASE_NAMES_MAX: u64 = 10_000;
-/// How many systems the releases of a name have at most, over all of its revisions.
-pub const RELEASE_SYSTEMS_MAX: usize = 32;
 
 /// A release to record.
 #[derive(Debug, Clone, PartialEq, Eq)]

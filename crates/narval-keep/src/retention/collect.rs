@@ -11,12 +11,14 @@ use super::grace::COLLECT_GRACE;
 use super::lease::{Collection, keep_while};
 use super::mark::{Marks, Why, chain, mark};
 use super::steps::Steps;
+use crate::access::grant::Grant;
 use crate::cache::Cache;
-use crate::index::{Listed, Snapshot};
+use crate::index::Snapshot;
+use crate::records::paths::Listed;
 use crate::rejection::{Rejection, RejectionKind};
 use crate::small::{JSON_LEN_MAX, SMALL_FOLDERS};
 use crate::storage::{Below, StoredFile};
-use crate::tokens::{EXCHANGED_FOR, Grant};
+use crate::tokens::EXCHANGED_FOR;
 
 /// The most paths hidden in one step; uploads wait meanwhile: with four times as many, one in a hundred of them waits for a quarter of a second.
 const STEP: usize = 64;

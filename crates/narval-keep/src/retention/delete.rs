@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use narval_nix::HashPart;
 
+use crate::access::grant::{Grant, Scope};
 use crate::cache::Cache;
 use crate::rejection::Rejection;
-use crate::tokens::{Grant, Scope};
 
 /// The maximum number of referrers in a message.
 const NAMED_MAX: usize = 3;

@@ -1,6 +1,6 @@
 //! Grace periods: how long NARs without a narinfo are kept.
 
-use crate::index::Cutoff;
+use crate::records::paths::Cutoff;
 
 /// How long a NAR without a narinfo is kept, in seconds: a day. Clients that have its old narinfo can still fetch it,
 /// and it protects uploads whose narinfo follows last.

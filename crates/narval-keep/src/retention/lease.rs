@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use crate::cache::Cache;
-use crate::index::{CacheId, Fence, Index, IndexError, collection_lease};
+use crate::index::{Index, IndexError};
+use crate::records::leases::{Fence, collection_lease};
+use crate::records::paths::CacheId;
 use crate::rejection::Rejection;
 use narval_client::clock;
 use narval_files::renewed;

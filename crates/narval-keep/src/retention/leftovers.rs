@@ -1,15 +1,15 @@
 //! Files without a row: a server was killed, or could not ask the index, before it recorded what it had stored.
 //!
-//! Such a server leaves the row that says that it may store something ([`writing`](crate::receive::writing)). When that has said nothing for long
+//! Such a server leaves the row that says that it may store something ([`writing`](crate::shared::writing)). When that has said nothing for long
 //! enough, a collection lists the files below `nar/`, and removes those without a row that are days old: nobody can record them any more.
 
 use std::time::{Duration, SystemTime};
 
 use super::lease::{Collection, keep_while};
 use crate::cache::Cache;
-use crate::receive::writing::RECORDED_WITHIN;
 use crate::rejection::Rejection;
 use crate::rule::holds;
+use crate::shared::writing::RECORDED_WITHIN;
 use crate::storage::StoredFile;
 
 /// The age from which a file without a row is nobody's, by the clock of the store. A store may date an upload in parts by its beginning.

@@ -226,7 +226,7 @@ impl Bits {
 mod tests {
     use super::*;
     use crate::index::SnapshotBuilder;
-    use crate::retention::{Pin, PinFor};
+    use crate::records::pins::{Pin, PinFor};
     use narval_nix::HashPart;
     use proptest::prelude::*;
 

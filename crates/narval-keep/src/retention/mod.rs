@@ -13,19 +13,15 @@ mod mark;
 pub(crate) mod oversized;
 mod pins;
 mod room;
-mod shortage;
 mod steps;
 mod sweep;
-mod used;
 
 pub use collect::{CollectOptions, Collected, Forgotten};
 pub use delete::Deleted;
 pub use grace::{COLLECT_GRACE, UNFINISHED_GRACE};
 pub(super) use leftovers::nar_of;
 pub use mark::{Hold, Why};
-pub use pins::{Pin, PinFor, PinSize};
-pub(super) use shortage::Shortage;
-pub(super) use used::{RESOLUTION_SECONDS, Uses};
+pub use pins::PinSize;
 
 /// The duration of the lease of a path that a client was told exists, in seconds: a day.
 pub const LEASE_SECONDS: u64 = 24 * 60 * 60;

@@ -12,10 +12,14 @@ use crate::data::Data;
 use crate::rejection::{Rejection, RejectionKind};
 use crate::storage::Room;
 
+/// How long a shortage counts as recent, in seconds: long enough for files that were in use then.
+const RECENT: u64 = 2 * UNFINISHED_GRACE;
+
 impl Data {
     /// Whether a disk or a quota was full recently: optional files should not be stored then.
     pub fn is_short_of_room(&self) -> bool {
-        self.shared().shortage.is_recent(self.shared().index.now())
+        let (now, noticed) = (self.shared().index.now(), self.shared().shortage.noticed.load(Ordering::Relaxed));
+        now.saturating_sub(noticed) < RECENT
     }
 
     /// Removes NARs of all caches that no path refers to and that were not used for a while. Not to be called with the

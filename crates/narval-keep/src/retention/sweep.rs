@@ -10,7 +10,7 @@ use super::grace::cutoff;
 use super::lease::{Collection, keep_while};
 use super::steps::Steps;
 use crate::cache::Cache;
-use crate::index::Cutoff;
+use crate::records::paths::Cutoff;
 use crate::rejection::Rejection;
 use crate::rule::holds;
 use crate::storage::VALID_FOR;

@@ -3,7 +3,7 @@
 use narval_nix::{NarHash, Sha256};
 use quick_cache::sync::Cache as Memory;
 
-use crate::index::CacheId;
+use crate::records::paths::CacheId;
 
 /// The number of NARs whose file's hash is remembered.
 const REMEMBERED_MAX: usize = 16_384;

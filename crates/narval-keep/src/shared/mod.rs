@@ -1,8 +1,15 @@
 //! The state shared by the handles of one data folder, and of one cache.
 
+pub(crate) mod counts;
 mod file_hashes;
+pub(crate) mod growth;
 mod losses;
+pub(crate) mod other_sources;
 mod seen_pending;
+mod shortage;
+mod small_bytes;
+mod uses;
+pub(crate) mod writing;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,25 +19,27 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use narval_nix::{NarHash, SecretKey};
 
+use crate::access::audit::Audit;
+use crate::access::used::TokensUsed;
 use crate::in_use::InUse;
-use crate::index::{CacheId, Index};
+use crate::index::Index;
 use crate::name::CacheName;
 use crate::options::Destination;
-use crate::push::other_sources::OtherSources;
-use crate::receive::writing::Writing;
-use crate::retention::{Shortage, Uses};
+use crate::records::paths::CacheId;
 use crate::settings::CacheSettings;
-use crate::small::bytes::SmallBytes;
-use crate::stats::counts::{Collections, Surveys};
-use crate::stats::growth::Growth;
 use crate::storage::{CacheStorage, Storage};
-use crate::tokens::audit::Audit;
-use crate::tokens::used::TokensUsed;
 use narval_codec::decode::WindowMemory;
 
+use self::counts::{Collections, Surveys};
 pub(crate) use self::file_hashes::FileHashes;
+use self::growth::Growth;
 pub(crate) use self::losses::{Finder, LOSSES_MAX, Losses};
+use self::other_sources::OtherSources;
 pub(crate) use self::seen_pending::{Seen, SeenPending};
+pub(crate) use self::shortage::Shortage;
+pub(crate) use self::small_bytes::SmallBytes;
+pub(crate) use self::uses::{RESOLUTION_SECONDS, Uses};
+use self::writing::Writing;
 
 /// Locks that uploads of one NAR to a cache share.
 const NAR_LOCKS: usize = 64;

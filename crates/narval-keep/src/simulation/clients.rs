@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use narval_nix::{Compression, HashPart, NarInfo, Sha256, StoreDir, StorePath};
 
-use super::CACHES;
-use super::node::open;
-use super::state::{Op, Phase};
-use super::task::{Opened, Task};
+use super::node::{Node, Opened, open};
+use crate::access::grant::Grant;
 use crate::cache::Cache;
 use crate::name::{NarFileName, NarTarget};
 use crate::push::pending::WhichPending;
 use crate::receive::{Begin, Stored};
-use crate::retention::{CollectOptions, PinFor, UNFINISHED_GRACE};
+use crate::records::pins::PinFor;
+use crate::retention::{CollectOptions, UNFINISHED_GRACE};
+use crate::simulator::state::{CACHES, Op, Phase};
+use crate::simulator::task::Task;
 use crate::tests::{TestPath, pusher};
-use crate::tokens::Grant;
 use narval_client::clock::Virtual;
 
 /// A file of a path's NAR, with the narinfo that names it.
@@ -74,7 +74,7 @@ impl Task {
     }
 
     /// The node's caches, if it is up; this task belongs to it from now on.
-    fn caches(&self) -> Option<Opened> {
+    fn caches(&self, nodes: &[Node]) -> Option<Opened> {
         let state = self.sim.state.lock().unwrap();
         let node = &state.nodes[self.node];
         self.generation.set(node.generation);
@@ -82,7 +82,7 @@ impl Task {
             return None;
         }
         drop(state);
-        self.sim.nodes[self.node].lock().unwrap().clone()
+        nodes[self.node].lock().unwrap().clone()
     }
 
     /// One of the two: mostly the first.
@@ -110,9 +110,9 @@ impl Task {
         self.sleep(Duration::from_millis(lasts));
     }
 
-    pub(super) fn serves_clients(&self) {
+    pub(super) fn serves_clients(&self, nodes: &[Node]) {
         while !self.is_ending() {
-            match self.caches() {
+            match self.caches(nodes) {
                 None => self.sleep(Duration::from_millis(500)),
                 Some((_data, caches)) => self.serves(self.one_of(&caches)),
             }
@@ -338,10 +338,10 @@ impl Task {
         }
     }
 
-    pub(super) fn keeps_house(&self) {
+    pub(super) fn keeps_house(&self, nodes: &[Node]) {
         while !self.is_ending() {
-            match self.caches() {
-                None => self.opens(),
+            match self.caches(nodes) {
+                None => self.opens(nodes),
                 Some((data, caches)) => {
                     self.begins(Op::Publish);
                     data.shared().record();
@@ -361,12 +361,12 @@ impl Task {
     }
 
     /// Starts the node again.
-    fn opens(&self) {
+    fn opens(&self, nodes: &[Node]) {
         self.begins(Op::Open);
         // A process that was killed records nothing in the end.
         let generation = self.generation.replace(u32::MAX);
         // A node that ends asks the time, and perhaps the index: not while anything is locked.
-        let old = self.sim.nodes[self.node].lock().unwrap().take();
+        let old = nodes[self.node].lock().unwrap().take();
         drop(old);
         self.generation.set(generation);
         let Some(opened) = open(&self.sim) else { return };
@@ -378,7 +378,7 @@ impl Task {
             is_mine
         };
         if is_mine {
-            *self.sim.nodes[self.node].lock().unwrap() = Some(opened);
+            *nodes[self.node].lock().unwrap() = Some(opened);
         }
     }
 }

@@ -1,22 +1,29 @@
 //! A node: the real code, over the simulated bucket and database.
 
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use narval_client::Url;
 use narval_nix::SecretKey;
 use narval_s3::Objects;
 
-use super::CACHES;
-use super::bucket::Bucket as SimulatedBucket;
-use super::task::{Opened, Sim};
+use crate::assembly::parts::Local;
+use crate::cache::Cache;
 use crate::data::Data;
 #[cfg(feature = "postgres")]
 use crate::index::SimulatedPostgres;
 use crate::index::{Index, Simulated};
 use crate::name::CacheName;
-use crate::open::Local;
+use crate::simulator::bucket::Bucket as SimulatedBucket;
+use crate::simulator::state::CACHES;
+use crate::simulator::task::Sim;
 use crate::storage::Bucket;
+
+/// A node's folder, and its caches.
+pub(super) type Opened = (Data, [Cache; 2]);
+
+/// What a node has in memory.
+pub(super) type Node = Mutex<Option<Opened>>;
 
 /// The folder of all nodes on this machine: they write only their audit logs there.
 static LOCAL: LazyLock<tempfile::TempDir> = LazyLock::new(|| {

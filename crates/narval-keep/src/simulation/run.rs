@@ -3,23 +3,28 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use super::CACHES;
-use super::node::{INDEX_ID, open};
-use super::state::{Op, Phase, Plan, State, TaskState};
-use super::task::{CURRENT, Sim, Task};
 #[cfg(feature = "postgres")]
-use crate::index::Shared;
+use super::database::Database;
+use super::node::{INDEX_ID, Node, open};
+use crate::access::grant::Grant;
+use crate::cache::Cache;
+use crate::data::Data;
+use crate::index::Simulated;
 use crate::name::CacheName;
 use crate::push::pending::WhichPending;
 use crate::retention::CollectOptions;
 use crate::settings::CacheSettings;
-use crate::simulation::rule::WITHOUT;
-use crate::tokens::Grant;
+use crate::simulator::history::Lost;
+use crate::simulator::rule::WITHOUT;
+use crate::simulator::state::{BEGINNING, CACHES, Op, Phase, Plan, State, TaskState};
+use crate::simulator::task::{CURRENT, Sim, Task};
+use crate::upkeep::FsckOptions;
 use narval_client::clock::{VIRTUAL, Virtual};
+use narval_files::Work;
 
 /// Nodes, and the clients that each of them serves at a time.
 const NODES: usize = 3;
@@ -101,25 +106,56 @@ impl Task {
         drop((data, caches));
         self.sim.state.lock().unwrap().check_end();
     }
+
+    /// As an operator does after a failover. What the bucket and the index do not have in common is named, and nothing of it is left afterwards.
+    fn repairs_all(&self, data: &Data, caches: &[Cache; 2]) {
+        self.sleep(Duration::from_secs(5 * 24 * 3600));
+        self.op.set(Op::Publish);
+        data.publish_pending(WhichPending::Due).expect("nothing fails any more");
+        for (cache, name) in caches.iter().zip(CACHES) {
+            self.cache.set(name);
+            self.op.set(Op::Collect);
+            cache.remove_garbage(cache.now()).expect("nothing fails any more");
+            self.op.set(Op::Read);
+            let work = Work::unwatched();
+            let report = cache.fsck(FsckOptions::default(), work).expect("nothing fails any more");
+            self.sim.state.lock().unwrap().check_named(name, &report.problems);
+            cache.fsck(FsckOptions { repair: true, ..FsckOptions::default() }, work).expect("nothing fails any more");
+            let report = cache.fsck(FsckOptions::default(), work).expect("nothing fails any more");
+            for problem in report.problems {
+                self.sim.state.lock().unwrap().violate(format!("after a repair, {problem}"));
+            }
+        }
+        let mut state = self.sim.state.lock().unwrap();
+        state.history.strays.clear();
+        state.history.failovers = Lost::default();
+    }
 }
 
 /// Runs a plan.
 pub(super) fn run(plan: Plan) -> Report {
     let Plan { without, on_postgres, .. } = plan;
-    let mut state = State::new(plan, NODES);
+    let clock = Arc::new(AtomicU64::new(BEGINNING));
+    let mut state = State::new(plan, NODES, Simulated::database(Arc::clone(&clock)), clock);
     for node in 0..NODES {
         let task = || TaskState { node, wakes: 0, is_done: false };
         state.tasks.extend(std::iter::repeat_with(task).take(CLIENTS + 1));
     }
     let settings = CacheSettings { retention_days: Some(1), keep_releases: 2, ..CacheSettings::default() };
-    create(&mut state, &settings, on_postgres);
+    state.objects.insert("_narval/index.id".to_owned(), INDEX_ID.as_bytes().to_vec());
+    let default = CacheName::default();
+    let caches = [default.as_str(), CACHES[1].trim_end_matches('/')];
+    #[cfg(feature = "postgres")]
+    let _database = on_postgres.then(|| Database::fill(&mut state, caches, &settings.to_json()));
+    if !on_postgres {
+        let add = "insert into caches (name, settings, created) values (?, ?, 0)";
+        for name in caches {
+            state.database.execute(add, [name, &settings.to_json()]).unwrap();
+        }
+    }
     let tasks = state.tasks.len();
-    let sim = Arc::new(Sim {
-        state: Mutex::new(state),
-        turn: AtomicUsize::new(usize::MAX),
-        threads: OnceLock::new(),
-        nodes: (0..NODES).map(|_| Mutex::default()).collect(),
-    });
+    let sim = Arc::new(Sim { state: Mutex::new(state), turn: AtomicUsize::new(usize::MAX), threads: OnceLock::new() });
+    let nodes: &[Node; NODES] = &Default::default();
     std::thread::scope(|scope| {
         let spawn = |id: usize| {
             let sim = Arc::clone(&sim);
@@ -128,8 +164,8 @@ pub(super) fn run(plan: Plan) -> Report {
                 sim.wait_for_turn(id);
                 Task::run(sim, (id, id / (CLIENTS + 1)), |task| {
                     match id % (CLIENTS + 1) {
-                        0 => task.keeps_house(),
-                        _ => task.serves_clients(),
+                        0 => task.keeps_house(nodes),
+                        _ => task.serves_clients(nodes),
                     }
                     task.ends();
                 });
@@ -142,7 +178,7 @@ pub(super) fn run(plan: Plan) -> Report {
     WITHOUT.set(without);
     let ended = Arc::clone(&sim);
     Task::run(Arc::clone(&sim), (0, 0), move |task| {
-        ended.nodes.iter().for_each(|node| drop(node.lock().unwrap().take()));
+        nodes.iter().for_each(|node| drop(node.lock().unwrap().take()));
         if ended.state.lock().unwrap().violation.is_none() {
             task.ends_quietly();
         }
@@ -155,23 +191,5 @@ pub(super) fn run(plan: Plan) -> Report {
         counts: std::mem::take(&mut state.counts),
         events: state.events.take().into_iter().flatten().collect(),
         digest: state.digest,
-    }
-}
-
-fn create(state: &mut State, settings: &CacheSettings, on_postgres: bool) {
-    state.objects.insert("_narval/index.id".to_owned(), INDEX_ID.as_bytes().to_vec());
-    let default = CacheName::default();
-    let caches = [default.as_str(), CACHES[1].trim_end_matches('/')];
-    #[cfg(feature = "postgres")]
-    if on_postgres {
-        let mut shared = Shared::new(caches, &settings.to_json()).expect("PostgreSQL");
-        shared.copy_to(&state.database);
-        state.shared = Some(shared);
-        return;
-    }
-    assert!(!on_postgres);
-    let add = "insert into caches (name, settings, created) values (?, ?, 0)";
-    for name in caches {
-        state.database.execute(add, [name, &settings.to_json()]).unwrap();
     }
 }

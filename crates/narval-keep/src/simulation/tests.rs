@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::run::run;
-use super::state::Plan;
-use crate::simulation::rule::Rule;
+use crate::simulator::rule::Rule;
+use crate::simulator::state::Plan;
 #[cfg(feature = "postgres")]
 use crate::tests_on_postgres::postgres::PostgresServer;
 

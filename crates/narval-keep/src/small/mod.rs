@@ -1,6 +1,5 @@
 //! What a cache has besides narinfos and NARs: listings, logs, realisations, debug information, and what later versions of Nix upload.
 
-pub(crate) mod bytes;
 mod traces;
 
 use std::fs::{self, File};
@@ -11,10 +10,10 @@ use narval_nix::listing::LISTING_LEN_MAX;
 use narval_nix::{HashPart, Sha256, StorePath};
 
 use self::traces::Rights;
+use crate::access::grant::{Grant, Scope};
 use crate::cache::Cache;
 use crate::rejection::{Rejection, RejectionKind};
 use crate::storage::Below;
-use crate::tokens::{Grant, Scope};
 
 /// The maximum size of a build log, in bytes.
 const LOG_LEN_MAX: u64 = 256 << 20;

@@ -1,8 +1,6 @@
 //! The figures of a cache that its administrators see, on its machine and over HTTP.
 
-pub(crate) mod counts;
-pub(crate) mod growth;
-pub(crate) mod survey;
+mod survey;
 
 use std::collections::BTreeMap;
 
@@ -11,9 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::cache::Cache;
 use crate::data::Data;
 use crate::rejection::Rejection;
-
-pub use counts::{CollectionStats, Fullness, Survey, TokenEnd};
-pub use growth::SizeOfDay;
+use crate::shared::growth::SizeOfDay;
 
 /// How large a cache is, and what its settings allow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

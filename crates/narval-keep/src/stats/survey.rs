@@ -10,9 +10,10 @@ use narval_nix::SecretKey;
 
 use crate::cache::Cache;
 use crate::data::Data;
-use crate::index::{Index, IndexError, PathTotals};
+use crate::index::{Index, IndexError};
+use crate::records::paths::PathTotals;
 use crate::rejection::Rejection;
-use crate::stats::counts::{CollectionStats, Fullness, Survey, TokenEnd};
+use crate::shared::counts::{CollectionStats, Fullness, Survey, TokenEnd};
 
 /// The shortest time between two counts.
 const COUNT_EVERY: Duration = Duration::from_secs(30);
@@ -55,7 +56,7 @@ impl Data {
         let caches = self.caches().map_err(Rejection::failed)?;
         let caches = caches.iter().map(|cache| Ok((cache.name().clone(), cache.fullness()?)));
         let caches = caches.collect::<Result<_, Rejection>>()?;
-        let ends = |token: crate::index::TokenRecord| {
+        let ends = |token: crate::records::tokens::TokenRecord| {
             let lasts = token.expires?.saturating_sub(token.created);
             let is_shown = token.revoked.is_none() && lasts >= LASTS_MIN;
             is_shown.then_some(TokenEnd { id: token.id, expires: token.expires? })

@@ -29,8 +29,8 @@ use super::{
     Asker, Below, CACHE_FOLDERS, CacheStorage, Incoming, NarBytes, Redirect, Room, Storage, StorageLock, StoredFile,
     TEMPORARY, WrittenNarinfo,
 };
-use crate::index::{NarRecord, PathRecord};
 use crate::name::CacheName;
+use crate::records::paths::{NarRecord, PathRecord};
 
 /// How the names of listings end.
 const LISTING: &str = ".ls";

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant, SystemTime};
 use narval_files::TemporaryFile;
 use narval_nix::HashPart;
 
-use crate::index::{NarRecord, PathRecord};
 use crate::name::{CacheName, NarFileName};
 use crate::nodes::Peers;
+use crate::records::paths::{NarRecord, PathRecord};
 use crate::rejection::Rejection;
 
 use narval_files::GrowingFile;

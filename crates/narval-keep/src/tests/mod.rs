@@ -18,6 +18,7 @@ use std::io::Write;
 
 use self::place::Place;
 use crate::*;
+use narval_client::clock::now;
 use narval_nix::nar::{Encoder, Event};
 use narval_nix::{Compression, HashPart, NarInfo, PathInfo, Sha256, StoreDir, StorePath};
 

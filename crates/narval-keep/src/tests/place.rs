@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::postgres::PostgresServer;
 use super::s3::S3Server;
 use crate::data::Data;
-use crate::database::Database;
+use crate::location::Database;
 use crate::options::DataOptions;
 
 /// Tells another process which database to use.

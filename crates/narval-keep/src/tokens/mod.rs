@@ -1,9 +1,5 @@
 //! Tokens.
 
-pub(crate) mod audit;
-pub(crate) mod grant;
-pub(crate) mod used;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +7,10 @@ use narval_nix::{Sha256, Sha256Hasher, nix32};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use crate::index::{IndexError, TokenRecord};
+use crate::access::grant::{CachePatterns, Grant, PatternError, Scopes, UnknownScope};
+use crate::index::IndexError;
+use crate::records::tokens::TokenRecord;
 use crate::shared::Shared;
-
-pub use audit::{Audit, AuditLine};
-pub use grant::{CachePatterns, Grant, PATTERNS_MAX, PatternError, Scope, Scopes, UnknownScope};
 
 /// The prefix of every token.
 pub const TOKEN_PREFIX: &str = "nv1_";

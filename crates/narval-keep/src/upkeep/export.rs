@@ -6,14 +6,17 @@ use std::io::{self, Write};
 use serde::ser::{Error as _, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::access::grant::CachePatterns;
 use crate::data::Data;
 use crate::error::DataError;
-use crate::index::{CacheId, Index, IndexError, ReleaseRecord, SignKeyRecord, TokenRecord};
+use crate::index::{Index, IndexError};
 use crate::name::CacheName;
-use crate::releases::{Listed, MACHINES_MAX, Machine, MachineCursor, PAGE, ReleaseCursor};
-use crate::retention::Pin;
+use crate::records::machines::{MACHINES_MAX, Machine, MachineCursor};
+use crate::records::paths::CacheId;
+use crate::records::pins::Pin;
+use crate::records::releases::{Listed, PAGE, ReleaseCursor, ReleaseRecord};
+use crate::records::tokens::{SignKeyRecord, TokenRecord};
 use crate::settings::CacheSettings;
-use crate::tokens::CachePatterns;
 
 /// The form of what is written.
 const VERSION: u32 = 1;

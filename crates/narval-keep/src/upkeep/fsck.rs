@@ -7,7 +7,7 @@ use narval_nix::HashPart;
 
 use crate::cache::Cache;
 use crate::data::Data;
-use crate::index::PathRecord;
+use crate::records::paths::PathRecord;
 use crate::rejection::Rejection;
 use crate::retention::nar_of;
 use crate::shared::Finder;

@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use narval_nix::{Compression, NarInfo};
 
+use crate::access::grant::Grant;
 use crate::cache::Cache;
 use crate::data::Data;
-use crate::index::{Commit, NarRecord, PathRecord};
 use crate::name::NarTarget;
 use crate::receive::{Stored, Upload};
+use crate::records::paths::{Commit, NarRecord, PathRecord};
 use crate::rejection::{Rejection, RejectionKind};
+use crate::retention::COLLECT_GRACE;
 use crate::shared::Shared;
-use crate::tokens::Grant;
 use narval_client::clock;
 use narval_codec::decode::Decoder;
 use narval_codec::encode::FrameEncoder;
@@ -174,7 +175,7 @@ impl Cache {
         }
         self.files().sync_nars().map_err(fail)?;
         // A collection removes the old file once nothing has used it for COLLECT_GRACE.
-        let orphaned = self.now().saturating_add(RECOMPRESSED_GRACE - crate::COLLECT_GRACE);
+        let orphaned = self.now().saturating_add(RECOMPRESSED_GRACE - COLLECT_GRACE);
         let began = clock::instant();
         let Some(up_to) = self.index().rename(self.id(), records.clone(), old, orphaned)? else {
             return Ok(Commit::Changed);

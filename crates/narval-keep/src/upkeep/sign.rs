@@ -5,11 +5,12 @@
 
 use std::ops::ControlFlow;
 
-use narval_nix::{HashPart, NarInfo, SecretKey, TrustedKeys};
+use narval_nix::{HashPart, NarInfo, TrustedKeys};
 
+use crate::access::grant::Grant;
 use crate::cache::Cache;
+use crate::push::trust::is_signed;
 use crate::rejection::Rejection;
-use crate::tokens::Grant;
 
 /// The number of paths that are read, and signed in one commit.
 const STEP: usize = 512;
@@ -25,14 +26,6 @@ pub struct SignReport {
     pub signed: usize,
     /// Those of these that could not be signed; the log says why.
     pub failed: usize,
-}
-
-/// Whether a narinfo has a valid signature of each key.
-pub(crate) fn is_signed(info: &NarInfo, fingerprint: &str, keys: &[SecretKey]) -> bool {
-    keys.iter().all(|key| {
-        let key: TrustedKeys = std::iter::once(key.public_key()).collect();
-        key.find_valid(fingerprint.as_bytes(), &info.signatures).is_some()
-    })
 }
 
 impl Cache {

@@ -5,7 +5,7 @@ mod together;
 use quick_cache::sync::Cache as Remembered;
 
 pub(super) use self::together::{Addition, Together};
-use super::records::{CacheId, NamedNar};
+use crate::records::paths::{CacheId, NamedNar};
 
 /// The most names of NARs of which is remembered what they mean.
 const REMEMBERED_MAX: usize = 16 * 1024;

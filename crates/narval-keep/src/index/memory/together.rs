@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::index::error::IndexError;
-use crate::index::records::{CacheId, NamedNar};
+use crate::records::paths::{CacheId, NamedNar};
 use narval_client::clock;
 
 /// The most NARs in one transaction.
@@ -114,7 +114,7 @@ mod tests {
     use narval_nix::{Compression, Sha256};
 
     use super::*;
-    use crate::index::records::NarRecord;
+    use crate::records::paths::NarRecord;
 
     fn addition(cache: i64, name: &str) -> Addition {
         let hash = Sha256::of(name.as_bytes());

@@ -37,11 +37,12 @@ use self::sql::{get, int, maybe_number, number, p, query_opt};
 use self::transaction::Database;
 use super::memory::Memory;
 use super::tx::{DEADLINE, DEADLINE_LARGE, How, LARGE, NOTE, NOTE_LATER, Reading, Tx, TxError, Work};
-use super::{CacheId, Index, IndexError, PathTotals};
+use super::{Index, IndexError};
 use crate::nodes::{Members, PeerSecret};
+use crate::records::paths::{CacheId, PathTotals};
 
 #[cfg(test)]
-pub(crate) use self::simulation::{IDLE_MAX, Shared, SimulatedPostgres};
+pub(crate) use self::simulation::SimulatedPostgres;
 
 /// The number of random bytes of the secret of nodes.
 const PEER_SECRET_LEN: usize = 32;

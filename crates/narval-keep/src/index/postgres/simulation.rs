@@ -9,42 +9,27 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::address::Address;
 use super::failed::Failed;
 use super::pool::{Connection, Pool};
-use super::sql::{execute, get, p, query_opt};
+use super::sql::{get, p, query_opt};
 use super::transaction::Database;
 use super::{History, Node, Nodes, Postgres, count, schema, watch};
 use crate::index::memory::Memory;
 use crate::index::tx::{DEADLINE, DEADLINE_LARGE, How, Reading, Tx, TxError, Work};
-use crate::index::{CacheId, Fence, Index, IndexError, PathTotals};
-use crate::simulation::rule::{Rule, holds};
-use crate::simulation::{Task, current};
-use crate::tests_on_postgres::postgres::PostgresServer;
+use crate::index::{Index, IndexError};
+use crate::records::leases::Fence;
+use crate::records::paths::{CacheId, PathTotals};
+use crate::simulator::rule::{Rule, holds};
+use crate::simulator::server::Shared;
+use crate::simulator::task::{Task, current};
 use narval_client::clock;
-
-/// How long a transaction may do nothing on the server, in milliseconds (`IDLE_TIMEOUT` of real ones).
-pub(crate) const IDLE_MAX: u64 = 10_000;
-
-/// What hides the server's clock.
-const CLOCK: &str = "create schema simulated; \
-     create function simulated.clock_timestamp() returns timestamptz language sql stable as \
-       'select to_timestamp(current_setting(''simulated.clock'')::bigint / 1000.0)'; \
-     create function simulated.now() returns timestamptz language sql stable as \
-       'select to_timestamp(current_setting(''simulated.begun'')::bigint / 1000.0)'";
 
 /// Says what time it is, and when the transaction began. Returns the process that serves the connection.
 const SET_CLOCK: &str = "select pg_backend_pid(), set_config('simulated.clock', $1, false), set_config('simulated.begun', $2, false), \
      set_config('lock_timeout', '1', true)";
-
-/// The tables that the checks look at.
-const COPIED: [&str; 13] = [
-    "caches", "nars", "garbage", "former", "paths", "refs", "leases", "pins", "releases", "pending", "work", "lost",
-    "writers",
-];
 
 static TLS: LazyLock<MakeRustlsConnect> =
     LazyLock::new(|| MakeRustlsConnect::new(narval_client::tls_config(&[b"postgresql"], None).unwrap()));
@@ -52,88 +37,6 @@ static TLS: LazyLock<MakeRustlsConnect> =
 thread_local! {
     /// How long this thread waits at most before a statement, without a simulation.
     pub(super) static PAUSE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-}
-
-/// The database that simulated nodes share.
-pub(crate) struct Shared {
-    server: Arc<PostgresServer>,
-    name: String,
-    address: String,
-    control: Connection,
-}
-
-impl Shared {
-    /// An empty one, with caches of these names; `None` where PostgreSQL is not installed.
-    pub(crate) fn new(caches: [&str; 2], settings: &str) -> Option<Self> {
-        let server = PostgresServer::shared()?;
-        let address = server.database();
-        let name = address.split(['/', '?']).nth(3)?.to_owned();
-        let address = format!("{address}&options=-c%20search_path=simulated,pg_catalog");
-        let mut control = Pool::new(Address::parse(&address).unwrap(), TLS.clone()).open().unwrap();
-        control.run(DEADLINE, async |client| Ok(client.batch_execute(CLOCK).await?)).unwrap();
-        schema::prepare(&mut control, &name).unwrap();
-        let add = "insert into narval.caches (name, settings, created) values ($1, $2, 0)";
-        for cache in caches {
-            control.run(DEADLINE, async |client| execute(client, add, &[p(&cache), p(&settings)]).await).unwrap();
-        }
-        Some(Self { server, name, address, control })
-    }
-
-    /// Makes the tables that are checked those of the server, as they are now.
-    pub(crate) fn copy_to(&mut self, copy: &rusqlite::Connection) {
-        let all = COPIED.map(|table| format!("select * from narval.{table};")).concat();
-        let rows = self.control.run(DEADLINE_LARGE, async |client| Ok(client.simple_query(&all).await?)).unwrap();
-        copy.execute_batch("pragma foreign_keys = off; begin").unwrap();
-        let mut tables = COPIED.iter();
-        let mut table = tables.next();
-        for table in COPIED {
-            copy.prepare_cached(&format!("delete from {table}")).unwrap().execute([]).unwrap();
-        }
-        for message in rows {
-            match message {
-                SimpleQueryMessage::CommandComplete(_) => table = tables.next(),
-                SimpleQueryMessage::Row(row) => {
-                    let marks = vec!["?"; row.len()].join(", ");
-                    let add = format!("insert into {} values ({marks})", table.unwrap());
-                    let mut add = copy.prepare_cached(&add).unwrap();
-                    for at in 0..row.len() {
-                        let value = row.get(at);
-                        match value.and_then(|text| text.strip_prefix("\\x")) {
-                            Some(hex) => add.raw_bind_parameter(at + 1, bytes(hex)).unwrap(),
-                            None => add.raw_bind_parameter(at + 1, value).unwrap(),
-                        }
-                    }
-                    add.raw_execute().unwrap();
-                }
-                _ => {}
-            }
-        }
-        copy.execute_batch("commit").unwrap();
-    }
-
-    /// Ends the process of a connection, with its transaction.
-    pub(crate) fn end(&mut self, process: i32) {
-        let end = format!("select pg_terminate_backend({process}, 60000)");
-        self.control.run(DEADLINE_LARGE, async |client| Ok(client.batch_execute(&end).await?)).unwrap();
-    }
-
-    /// Ends all connections of nodes, as a server that is started again does.
-    pub(crate) fn end_all(&mut self) {
-        let end = "select pg_terminate_backend(pid, 60000) from pg_stat_activity \
-             where datname = current_database() and pid <> pg_backend_pid()";
-        self.control.run(DEADLINE_LARGE, async |client| Ok(client.batch_execute(end).await?)).unwrap();
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.server.sql("postgres", &format!("drop database {} with (force)", self.name)).unwrap();
-    }
-}
-
-fn bytes(hex: &str) -> Vec<u8> {
-    let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
-    (0..hex.len()).step_by(2).map(byte).collect()
 }
 
 /// A node's index.
@@ -148,6 +51,12 @@ fn dead() -> IndexError {
 }
 
 impl SimulatedPostgres {
+    /// Makes the tables of an empty database.
+    pub(crate) fn prepare(shared: &Shared) {
+        let mut control = Pool::new(Address::parse(&shared.address).unwrap(), TLS.clone()).open().unwrap();
+        schema::prepare(&mut control, "simulated").unwrap();
+    }
+
     /// That of a node that starts.
     pub(crate) fn open(shared: &Shared) -> Self {
         let pool = Arc::new(Pool::new(Address::parse(&shared.address).unwrap(), TLS.clone()));
@@ -209,7 +118,7 @@ impl Index for SimulatedPostgres {
 
     fn is_fenced(&self, fence: Fence) {
         if let Some(task) = current() {
-            task.is_fenced(fence);
+            task.is_fenced(fence.0);
         }
     }
 

@@ -14,8 +14,8 @@ use narval_nix::{Compression, HashPart};
 
 use super::*;
 use crate::index::schema::VERSION;
-use crate::index::{Commit, Cutoff, NarRecord, PathRecord, Usage, Used};
 use crate::name::CacheName;
+use crate::records::paths::{Commit, Cutoff, NarRecord, PathRecord, Usage, Used};
 use crate::tests_on_postgres::postgres::{Pooler, PostgresServer};
 
 fn path(name: &str, file: &str) -> PathRecord {

@@ -2,7 +2,7 @@
 
 use crate::index::tx::{Arg, DEADLINE_LARGE, How, NOTE_LATER, Reading, Row, TxError, args, statements};
 use crate::index::{Index, IndexError};
-use crate::tokens::AuditLine;
+use crate::records::audit::AuditLine;
 
 statements! {
     ADD() {

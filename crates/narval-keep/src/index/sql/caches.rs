@@ -1,8 +1,9 @@
 //! Caches.
 
 use crate::index::tx::{NOTE, Reading, Row, TxError, args, statements};
-use crate::index::{CacheId, CacheRecord, Index, IndexError};
+use crate::index::{Index, IndexError};
 use crate::name::CacheName;
+use crate::records::paths::{CacheId, CacheRecord};
 
 statements! {
     ALL() = "select id, name, settings from narval.caches order by name";

@@ -5,8 +5,8 @@
 
 use crate::index::tx::{NOTE, NOTE_LATER, Reading, Refused, Row, Tx, TxError, args, statements};
 use crate::index::{Index, IndexError};
-use crate::jobs::{JOB_LEASE_SECONDS, JOBS_KEPT_MAX, JOBS_LISTED_MAX, Job, JobState};
 use crate::name::CacheName;
+use crate::records::jobs::{JOB_LEASE_SECONDS, JOBS_KEPT_MAX, JOBS_LISTED_MAX, Job, JobState};
 
 macro_rules! columns {
     () => {

@@ -1,8 +1,9 @@
 //! Machines that follow releases.
 
 use crate::index::tx::{NOTE_LATER, Reading, Row, TxError, args, statements};
-use crate::index::{CacheId, Index, IndexError};
-use crate::releases::{MACHINES_MAX, Machine, MachineCursor, Noted, SILENT_FOR};
+use crate::index::{Index, IndexError};
+use crate::records::machines::{MACHINES_MAX, Machine, MachineCursor, Noted, SILENT_FOR};
+use crate::records::paths::CacheId;
 
 statements! {
     /// Whoever adds one has the row of its cache: they are counted.

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use narval_nix::HashPart;
 
 use crate::index::tx::{Arg, NOTE, NOTE_LATER, Reading, Row, Tx, TxError, args, statements};
-use crate::index::{CacheId, Index, IndexError};
+use crate::index::{Index, IndexError};
+use crate::records::paths::CacheId;
 use crate::rule::holds;
 
 macro_rules! if_alone {

@@ -8,7 +8,9 @@ use super::nars;
 use super::paths::commit::{hold, orphan};
 use super::pending;
 use crate::index::tx::{Arg, LARGE, NOTE_LATER, Row, Sql, Tx, TxError, args, statements};
-use crate::index::{CacheId, Fence, Index, IndexError, Used};
+use crate::index::{Index, IndexError};
+use crate::records::leases::Fence;
+use crate::records::paths::{CacheId, Used};
 
 statements! {
     USED_PATHS() { cache: Int, part: Text, time: Int } = "update narval.paths as p set used = r.time from {rows} \

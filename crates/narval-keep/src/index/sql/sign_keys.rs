@@ -1,7 +1,9 @@
 //! Keys that caches sign with.
 
 use crate::index::tx::{NOTE, Reading, Row, TxError, args, statements};
-use crate::index::{CacheId, Index, IndexError, SignKeyRecord};
+use crate::index::{Index, IndexError};
+use crate::records::paths::CacheId;
+use crate::records::tokens::SignKeyRecord;
 
 statements! {
     ALL() = "select c.name, k.name, k.secret, k.created, k.ends from narval.sign_keys k join narval.caches c on c.id = k.cache order by k.cache, k.created, k.name";

@@ -6,7 +6,8 @@ use super::nars::{columns, record};
 use super::paths::pins;
 use crate::index::snapshot::SnapshotBuilder;
 use crate::index::tx::{Reading, Row, TxError, args, statements};
-use crate::index::{CacheId, Index, IndexError, SavedPath, Snapshot};
+use crate::index::{Index, IndexError, Snapshot};
+use crate::records::paths::{CacheId, SavedPath};
 
 statements! {
     PATHS(Int) = "select id, hash_part, used from narval.paths where cache = $1 order by id";

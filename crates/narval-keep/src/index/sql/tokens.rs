@@ -1,7 +1,8 @@
 //! Tokens.
 
 use crate::index::tx::{NOTE, NOTE_LATER, Reading, Row, TxError, args, statements};
-use crate::index::{Index, IndexError, TokenRecord};
+use crate::index::{Index, IndexError};
+use crate::records::tokens::TokenRecord;
 
 macro_rules! columns {
     () => {

@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use crate::index::tx::{NOTE, Reading, Refused, Tx, TxError, args, statements};
-use crate::index::{COLLECTION, CacheId, Fence, Held, Index, IndexError, collection_lease};
+use crate::index::{Index, IndexError};
+use crate::records::leases::{COLLECTION, Fence, Held, collection_lease};
+use crate::records::paths::CacheId;
 use crate::rule::holds;
 
 statements! {

@@ -21,7 +21,8 @@ use self::failed::{of_transaction, sql_error};
 use self::tx::SqliteTx;
 use self::writer::{Durability, Writer};
 use super::tx::{How, Reading, Tx, TxError, Work};
-use super::{CacheId, Index, IndexError, PathTotals};
+use super::{Index, IndexError};
+use crate::records::paths::{CacheId, PathTotals};
 
 #[cfg(test)]
 pub(crate) use self::simulation::Simulated;

@@ -13,9 +13,12 @@ use super::tx::SqliteTx;
 use super::writer::in_savepoint;
 use super::{connect, count, schema};
 use crate::index::tx::{How, Reading, Tx, TxError, Work};
-use crate::index::{CacheId, Fence, Index, IndexError, PathTotals};
-use crate::simulation::rule::{Rule, holds};
-use crate::simulation::{Transaction, current};
+use crate::index::{Index, IndexError};
+use crate::records::leases::Fence;
+use crate::records::paths::{CacheId, PathTotals};
+use crate::simulator::rule::{Rule, holds};
+use crate::simulator::state::Transaction;
+use crate::simulator::task::{Dead, current};
 use narval_client::clock;
 
 /// What PostgreSQL tells other servers, besides what SQLite does.
@@ -28,6 +31,12 @@ pub(crate) struct Simulated;
 
 fn dead() -> IndexError {
     IndexError::Unavailable { index: "simulated".to_owned(), reason: "the node is dead".to_owned() }
+}
+
+impl From<Dead> for IndexError {
+    fn from(_: Dead) -> Self {
+        Self::Unavailable { index: "simulated".to_owned(), reason: "simulated".to_owned() }
+    }
 }
 
 fn failed(error: rusqlite::Error) -> IndexError {
@@ -76,7 +85,7 @@ impl Index for Simulated {
 
     fn is_fenced(&self, fence: Fence) {
         if let Some(task) = current() {
-            task.is_fenced(fence);
+            task.is_fenced(fence.0);
         }
     }
 

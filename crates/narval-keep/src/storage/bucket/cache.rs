@@ -12,8 +12,8 @@ use narval_nix::HashPart;
 
 use super::fetches::NarRequest;
 use super::shared::{APART, OTHER, ObjectReader, Shared, content_type};
-use crate::index::{NarRecord, PathRecord};
 use crate::name::CacheName;
+use crate::records::paths::{NarRecord, PathRecord};
 use crate::rejection::Rejection;
 use crate::storage::{
     Asker, Below, CacheStorage, Incoming, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,

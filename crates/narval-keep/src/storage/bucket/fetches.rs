@@ -15,9 +15,9 @@ use narval_nix::Sha256Hasher;
 use quick_cache::sync::Cache as Remembered;
 
 use super::source::{FromPeer, NarSource};
-use crate::index::NarRecord;
 use crate::name::CacheName;
 use crate::nodes::{Holder, Peers};
+use crate::records::paths::NarRecord;
 use crate::storage::{Asker, NarBytes, TEMPORARY};
 use narval_client::Trouble;
 use narval_files::{DiskCache, Fetcher, Fetches, FetchesLocked, FillEnd, GrowingFile, Permit, Permits, Start};

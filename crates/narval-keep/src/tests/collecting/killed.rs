@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::super::*;
-use crate::index::collection_lease;
+use crate::records::leases::collection_lease;
 
 /// Rounds of killing; more by `NARVAL_KILL_ROUNDS=500`.
 const ROUNDS: u32 = 40;

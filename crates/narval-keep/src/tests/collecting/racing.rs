@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::super::*;
-use crate::index::collection_lease;
+use crate::records::leases::collection_lease;
 
 /// How long; ten minutes by `NARVAL_RACE_SECONDS=600`.
 const SECONDS: u64 = 12;

@@ -6,8 +6,7 @@ use narval_nix::{Release, SecretKey, TrustedKeys};
 use std::collections::BTreeMap;
 
 use super::super::*;
-use crate::index::ReleaseRecord;
-use crate::releases::RELEASES_LISTED_MAX;
+use crate::records::releases::{RELEASES_LISTED_MAX, ReleaseRecord};
 
 const DAY: u64 = 24 * 60 * 60;
 

@@ -4,7 +4,7 @@ use narval_files::Work;
 use std::time::{Duration, Instant};
 
 use super::super::*;
-use crate::index::{NarRecord, PathRecord};
+use crate::records::paths::{NarRecord, PathRecord};
 
 const DAY: u64 = 24 * 60 * 60;
 

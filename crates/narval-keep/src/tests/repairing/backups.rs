@@ -11,7 +11,7 @@ use narval_files::Work;
 use super::super::postgres::PostgresServer;
 use super::super::*;
 use super::migrating::{Server, address_of, all, other_kind};
-use crate::database::Database;
+use crate::location::Database;
 use crate::upkeep::{BackedUp, BackupOptions};
 
 /// Says to the test program what it saves or restores.

@@ -8,9 +8,10 @@ use narval_files::renewed;
 use narval_nix::Sha256;
 
 use crate::error::DataError;
-use crate::index::{Held, Index, collection_lease};
+use crate::index::Index;
 use crate::location::StorageLocation;
 use crate::name::CacheName;
+use crate::records::leases::{Held, collection_lease};
 use crate::rejection::Rejection;
 use crate::upkeep::MigrateError;
 

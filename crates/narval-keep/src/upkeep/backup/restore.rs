@@ -14,18 +14,21 @@ use narval_nix::{NarInfo, StorePath};
 use super::place::{Shelf, damaged};
 use super::rows::PathRow;
 use super::{BackupSummary, Manifest, SavedCache};
+use crate::access::grant::Grant;
+use crate::assembly::database;
+use crate::assembly::database::Opening;
+use crate::assembly::parts::{Local, open_parts};
 use crate::cache::Cache;
 use crate::data::Data;
-use crate::database;
-use crate::database::{Database, Opening};
 use crate::error::{DataError, io_error};
 use crate::in_use::InUse;
-use crate::index::{Commit, PathRecord, SavedPath, Sqlite};
-use crate::location::StorageLocation;
-use crate::open::{Local, open_parts};
+use crate::index::Sqlite;
+use crate::location::{Database, StorageLocation};
 use crate::options::DataOptions;
+use crate::records::audit::AuditLine;
+use crate::records::paths::{Commit, PathRecord, SavedPath};
+use crate::rejection::Rejection;
 use crate::storage::{Bucket, BucketOptions, Storage, object_name};
-use crate::tokens::{AuditLine, Grant};
 use crate::upkeep::migrate::Copied;
 use crate::upkeep::{FsckReport, MigrateError, Migrated};
 
@@ -243,7 +246,7 @@ fn fill(shelf: &Shelf, saved: &SavedCache, cache: &Cache, work: &Work) -> Result
             let objects: Vec<_> = objects.into_iter().collect();
             index.record_all(id, objects, (now, u64::MAX))?;
             if index.commit(id, records, &[], now)? == Commit::Changed {
-                return Err(refused(crate::Rejection::failed("the backup has a path twice")));
+                return Err(refused(Rejection::failed("the backup has a path twice")));
             }
         }
     }

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::place::{ROWS, Shelf, damaged};
-use crate::index::{NarRecord, SavedPath};
+use crate::records::paths::{NarRecord, SavedPath};
 use narval_store::hash_of;
 
 /// The zstd level.

@@ -19,11 +19,11 @@ use crate::cache::Cache;
 use crate::data::Data;
 use crate::error::{DataError, io_error};
 use crate::in_use::InUse;
-use crate::index::{CacheId, SavedPath};
 use crate::location::StorageLocation;
+use crate::records::audit::AuditLine;
+use crate::records::paths::{CacheId, SavedPath};
 use crate::rejection::Rejection;
 use crate::storage::{CacheStorage, Incoming, object_name, several};
-use crate::tokens::AuditLine;
 use crate::upkeep::MigrateError;
 use crate::upkeep::migrate::copy_small_files;
 

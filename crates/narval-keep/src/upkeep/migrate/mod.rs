@@ -15,15 +15,16 @@ use narval_nix::{HashPart, NarInfo, StoreDir};
 use thiserror::Error;
 
 pub use self::walk::Migrated;
+use crate::access::grant::Grant;
 use crate::cache::Cache;
 use crate::data::Data;
 use crate::error::DataError;
-use crate::index::{Commit, IndexError, PathRecord};
+use crate::index::IndexError;
 use crate::name::CacheName;
 use crate::push::commit::{ATTEMPTS_MAX, is_same};
 use crate::push::trust::merge;
+use crate::records::paths::{Commit, PathRecord};
 use crate::rejection::Rejection;
-use crate::tokens::Grant;
 use crate::upkeep::Imported;
 
 pub(super) use self::small::copy_small_files;

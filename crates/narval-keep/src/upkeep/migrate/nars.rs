@@ -6,9 +6,9 @@ use super::Copying;
 use super::THREADS;
 use super::walk::Tally;
 use crate::cache::Cache;
-use crate::index::PathRecord;
 use crate::name::NarFileName;
 use crate::receive::Begin;
+use crate::records::paths::PathRecord;
 use crate::rejection::{Rejection, RejectionKind};
 use crate::storage::several;
 

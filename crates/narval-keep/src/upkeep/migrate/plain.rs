@@ -19,7 +19,7 @@ use super::nars::{damaged, lost};
 use super::small::is_below;
 use super::walk::{Migrated, Tally, To, Walk};
 use crate::cache::Cache;
-use crate::index::PathRecord;
+use crate::records::paths::PathRecord;
 use crate::rejection::Rejection;
 use crate::small::SMALL_FOLDERS;
 use crate::storage::{Below, TEMPORARY, several};

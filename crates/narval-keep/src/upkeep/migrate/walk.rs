@@ -7,7 +7,7 @@ use narval_files::Work;
 use narval_nix::HashPart;
 
 use crate::cache::Cache;
-use crate::index::PathRecord;
+use crate::records::paths::PathRecord;
 use crate::rejection::Rejection;
 
 /// Paths that are copied, and made visible, together.

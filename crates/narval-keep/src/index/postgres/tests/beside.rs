@@ -8,9 +8,10 @@ use super::*;
 use narval_nix::NarHash;
 
 use crate::index::postgres::simulation::PAUSE;
-use crate::index::{CacheId, Recorded, ReleaseRequest, ReleaseToRecord};
 use crate::name::NarFileName;
-use crate::retention::{Pin, PinFor};
+use crate::records::paths::CacheId;
+use crate::records::pins::{Pin, PinFor};
+use crate::records::releases::{Recorded, ReleaseRequest, ReleaseToRecord};
 
 /// What each thread does, so many times. `NARVAL_BESIDE` has another number.
 const ROUNDS: usize = 40;

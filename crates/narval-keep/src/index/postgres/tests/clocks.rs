@@ -1,9 +1,9 @@
 //! Whose time counts, and what a crash of the database may take.
 
 use super::*;
+use crate::access::grant::Grant;
 use crate::retention::CollectOptions;
 use crate::tests_on_postgres::{Fixture, TestPath};
-use crate::tokens::Grant;
 use narval_client::clock::{self, Jumping, VIRTUAL};
 
 /// A path that was just pushed is new, whatever the machine's clock says that collects, or that pushes.

@@ -4,7 +4,8 @@ use narval_nix::HashPart;
 
 use crate::index::sql::nars;
 use crate::index::tx::{Arg, NOTE_LATER, Reading, Row, Tx, TxError, args, statements};
-use crate::index::{CacheId, Index, IndexError, LOST_FOR, LOST_MAX, LostPath};
+use crate::index::{Index, IndexError};
+use crate::records::paths::{CacheId, LOST_FOR, LOST_MAX, LostPath};
 
 statements! {
     REMEMBER(Int, Text) = concat!(

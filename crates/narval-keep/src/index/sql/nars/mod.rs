@@ -13,8 +13,10 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
 use super::pending;
 use crate::index::tx::{Arg, LARGE, NOTE_LATER, Reading, Row, Tx, TxError, args, split, statements};
-use crate::index::{CacheId, Cutoff, Fence, Index, IndexError, NamedNar, NarRecord, Usage};
+use crate::index::{Index, IndexError};
 use crate::name::NarFileName;
+use crate::records::leases::Fence;
+use crate::records::paths::{CacheId, Cutoff, NamedNar, NarRecord, Usage};
 use crate::rule::holds;
 
 /// The most files of a NAR, beside the latest, that are remembered though they were not stored: whoever may push can send any number.

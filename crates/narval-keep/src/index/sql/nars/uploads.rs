@@ -3,7 +3,8 @@
 use crate::index::memory::{Addition, Memory};
 use crate::index::sql::nars;
 use crate::index::tx::NOTE_ALONE;
-use crate::index::{CacheId, Index, IndexError, NamedNar};
+use crate::index::{Index, IndexError};
+use crate::records::paths::{CacheId, NamedNar};
 
 impl Memory {
     /// What a name means, if that is remembered and nothing has changed since.

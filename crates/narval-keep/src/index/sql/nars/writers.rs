@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::index::tx::{Arg, NOTE, NOTE_LATER, Reading, args, statements};
-use crate::index::{CacheId, Index, IndexError, LOST_FOR};
+use crate::index::{Index, IndexError};
+use crate::records::paths::{CacheId, LOST_FOR};
 
 statements! {
     BEGIN(Int) = "insert into narval.writers (cache, seen) values ($1, {now}) returning id";

@@ -11,7 +11,8 @@ use narval_nix::HashPart;
 use super::STEP;
 use crate::index::sql::pending;
 use crate::index::tx::{Arg, LARGE, NOTE, Refused, Row, Sql, Tx, TxError, args, statements};
-use crate::index::{CacheId, Commit, Index, IndexError, PathRecord};
+use crate::index::{Index, IndexError};
+use crate::records::paths::{CacheId, Commit, PathRecord};
 use crate::rule::holds;
 
 statements! {

@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use narval_nix::HashPart;
 
 use crate::index::tx::{Arg, Reading, Row, Sql, Tx, TxError, args, split, statements};
-use crate::index::{CacheId, Index, IndexError, Listed, PathRecord};
+use crate::index::{Index, IndexError};
+use crate::records::paths::{CacheId, Listed, PathRecord};
 
 /// Paths in one statement: its result is in memory as a whole, here and in the database.
 pub(super) const STEP: usize = 4096;

@@ -6,8 +6,9 @@ use narval_nix::HashPart;
 
 use super::commit::hold;
 use crate::index::tx::{NOTE, Reading, Row, Tx, TxError, args, statements};
-use crate::index::{CacheId, Index, IndexError};
-use crate::retention::{Pin, PinFor};
+use crate::index::{Index, IndexError};
+use crate::records::paths::CacheId;
+use crate::records::pins::{Pin, PinFor};
 use crate::rule::holds;
 
 statements! {

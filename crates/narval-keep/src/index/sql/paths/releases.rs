@@ -8,10 +8,12 @@ use narval_nix::{HashPart, NarHash};
 
 use super::commit::hold;
 use crate::index::tx::{Arg, LARGE, NOTE, Reading, Row, Tx, TxError, args, statements};
-use crate::index::{
-    CacheId, Index, IndexError, Recorded, ReleaseRecord, ReleaseRefused, ReleaseRequest, ReleaseToRecord,
+use crate::index::{Index, IndexError};
+use crate::records::paths::CacheId;
+use crate::records::releases::{
+    ListMax, Listed, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, Recorded, ReleaseCursor, ReleaseRecord, ReleaseRefused,
+    ReleaseRequest, ReleaseToRecord,
 };
-use crate::releases::{ListMax, Listed, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
 use crate::rule::holds;
 
 /// How many releases of a name and a system are remembered, with or without their paths.

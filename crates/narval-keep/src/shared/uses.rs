@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use narval_nix::HashPart;
 
-use crate::index::{CacheId, Used};
 use crate::name::NarFileName;
+use crate::records::paths::{CacheId, Used};
 
 /// The maximum number of unrecorded uses in each part. Further ones are dropped.
 const WAITING_MAX: usize = 1 << 14;

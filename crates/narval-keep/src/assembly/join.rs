@@ -7,9 +7,9 @@ use std::sync::Arc;
 use narval_client::Url;
 use narval_nix::nix32;
 
-use super::{Members, Peers, refused};
 use crate::error::{DataError, io_error};
 use crate::index::Index;
+use crate::nodes::{Members, Peers, refused};
 use crate::storage::TEMPORARY;
 
 /// The file with the id of a node, in its local folder: who keeps what stays the same when the server is restarted, also at another

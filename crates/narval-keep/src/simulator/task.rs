@@ -9,64 +9,55 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-use super::Transaction;
-use super::state::{BEGINNING, By, Effect, Op, Phase, State};
-use crate::cache::Cache;
-use crate::data::Data;
-use crate::index::{Fence, IndexError};
-use crate::simulation::rule::{Rule, holds};
+use super::rule::{Rule, holds};
+use super::state::{BEGINNING, By, Effect, Op, Phase, State, TaskState, Transaction};
 use narval_client::clock::Virtual;
 
 thread_local! {
-    pub(super) static CURRENT: RefCell<Option<Rc<Task>>> = const { RefCell::new(None) };
+    pub(crate) static CURRENT: RefCell<Option<Rc<Task>>> = const { RefCell::new(None) };
 }
 
-/// The node is dead, or the simulation ends.
+/// The simulated task that is running on this thread.
+pub(crate) fn current() -> Option<Rc<Task>> {
+    CURRENT.with_borrow(Option::clone)
+}
+
+/// A random number, in a simulation.
+pub(crate) fn random() -> Option<u64> {
+    current().map(|task| task.random())
+}
+
+/// There is no answer: the node is dead, what it asks is away, or the simulation ends.
 #[derive(Debug)]
-pub(super) struct Dead;
+pub(crate) struct Dead;
 
-pub(super) struct Sim {
-    pub(super) state: Mutex<State>,
+pub(crate) struct Sim {
+    pub(crate) state: Mutex<State>,
     /// Whose turn it is.
-    pub(super) turn: AtomicUsize,
-    pub(super) threads: OnceLock<Vec<Thread>>,
-    /// What nodes have in memory.
-    pub(super) nodes: Vec<Mutex<Option<Opened>>>,
+    pub(crate) turn: AtomicUsize,
+    pub(crate) threads: OnceLock<Vec<Thread>>,
 }
-
-/// A node's folder, and its caches.
-pub(super) type Opened = (Data, [Cache; 2]);
 
 /// A simulated thread of a node.
 pub(crate) struct Task {
-    pub(super) sim: Arc<Sim>,
-    pub(super) id: usize,
-    pub(super) node: usize,
+    pub(crate) sim: Arc<Sim>,
+    pub(crate) id: usize,
+    pub(crate) node: usize,
     /// That of the node that it belongs to: a node that was killed has another one.
-    pub(super) generation: Cell<u32>,
-    pub(super) op: Cell<Op>,
+    pub(crate) generation: Cell<u32>,
+    pub(crate) op: Cell<Op>,
     /// In which cache.
-    pub(super) cache: Cell<&'static str>,
+    pub(crate) cache: Cell<&'static str>,
     /// The lease of the collection that it is doing, and whether its next transaction has it.
-    pub(super) fence: Cell<Option<Fence>>,
-    pub(super) is_fenced: Cell<bool>,
+    pub(crate) fence: Cell<Option<i64>>,
+    pub(crate) is_fenced: Cell<bool>,
     /// See [`By`].
-    pub(super) is_misled: Cell<bool>,
+    pub(crate) is_misled: Cell<bool>,
     /// In PostgreSQL: whose transaction is under way, and when it began, in milliseconds.
     #[cfg(feature = "postgres")]
-    pub(super) change: Cell<Option<By>>,
+    pub(crate) change: Cell<Option<By>>,
     #[cfg(feature = "postgres")]
-    pub(super) begun: Cell<u64>,
-}
-
-fn away() -> IndexError {
-    IndexError::Unavailable { index: "simulated".to_owned(), reason: "simulated".to_owned() }
-}
-
-impl From<Dead> for IndexError {
-    fn from(_: Dead) -> Self {
-        away()
-    }
+    pub(crate) begun: Cell<u64>,
 }
 
 impl Virtual for Task {
@@ -93,7 +84,7 @@ impl Virtual for Task {
 }
 
 impl Task {
-    pub(crate) fn is_fenced(&self, fence: Fence) {
+    pub(crate) fn is_fenced(&self, fence: i64) {
         self.fence.set(Some(fence));
         self.is_fenced.set(true);
     }
@@ -114,23 +105,23 @@ impl Task {
         self.sim.state.lock().unwrap().server_of(self.node)
     }
 
-    pub(crate) fn read(&self, ask: &mut dyn FnMut(&Connection)) -> Result<(), IndexError> {
+    pub(crate) fn read(&self, ask: &mut dyn FnMut(&Connection)) -> Result<(), Dead> {
         self.step()?;
         let mut state = self.sim.state.lock().unwrap();
         let chaos = state.chaos;
         if state.is_unavailable(self.node) || (state.phase == Phase::Running && state.rng.below(400) < chaos) {
-            return Err(away());
+            return Err(Dead);
         }
         ask(&state.database);
         Ok(())
     }
 
-    pub(super) fn by(&self) -> By {
+    pub(crate) fn by(&self) -> By {
         let fence = self.fence.get().filter(|_| self.is_fenced.take());
         By { op: self.op.get(), node: self.node, cache: self.cache.get(), fence, is_misled: self.is_misled.get() }
     }
 
-    pub(crate) fn write(&self, transaction: Transaction) -> Result<(), IndexError> {
+    pub(crate) fn write(&self, transaction: Transaction) -> Result<(), Dead> {
         let by = self.by();
         self.step()?;
         let mut state = self.sim.state.lock().unwrap();
@@ -139,32 +130,32 @@ impl Task {
             return Ok(());
         }
         if state.is_unavailable(self.node) {
-            return Err(away());
+            return Err(Dead);
         }
         let chaos = state.chaos;
         match state.rng.below(250) / chaos {
-            0 => Err(away()),
+            0 => Err(Dead),
             // It takes effect, and the answer is lost.
             1 => {
                 state.transact(transaction, by);
-                Err(away())
+                Err(Dead)
             }
             // Nobody waits for it any more when it takes effect.
             2 => {
                 let due = state.now() + state.rng.below(20_000);
                 state.in_flight.push((due, Effect::Transaction(transaction, by)));
-                Err(away())
+                Err(Dead)
             }
             _ => {
                 state.transact(transaction, by);
                 drop(state);
-                Ok(self.may_die()?)
+                self.may_die()
             }
         }
     }
 
     /// The point before a request: time passes, others go on, nodes are paused and killed.
-    pub(super) fn step(&self) -> Result<(), Dead> {
+    pub(crate) fn step(&self) -> Result<(), Dead> {
         let mut state = self.sim.state.lock().unwrap();
         if state.phase == Phase::Quiet {
             return Ok(());
@@ -189,7 +180,7 @@ impl Task {
     }
 
     /// The point after an effect, before its answer arrives.
-    pub(super) fn may_die(&self) -> Result<(), Dead> {
+    pub(crate) fn may_die(&self) -> Result<(), Dead> {
         let mut state = self.sim.state.lock().unwrap();
         if state.phase == Phase::Running && state.rng.once_in(300) {
             state.kill(self.node);
@@ -203,7 +194,7 @@ impl Task {
     }
 
     /// Gives the turn to another task, and waits for it to come back.
-    pub(super) fn yield_turn(&self, mut state: MutexGuard<'_, State>) {
+    pub(crate) fn yield_turn(&self, mut state: MutexGuard<'_, State>) {
         let Some(next) = state.next(self.id) else { return };
         drop(state);
         self.sim.give_turn(next);
@@ -212,12 +203,12 @@ impl Task {
 }
 
 impl Sim {
-    pub(super) fn give_turn(&self, next: usize) {
+    pub(crate) fn give_turn(&self, next: usize) {
         self.turn.store(next, Ordering::Release);
         self.threads.get().unwrap()[next].unpark();
     }
 
-    pub(super) fn wait_for_turn(&self, id: usize) {
+    pub(crate) fn wait_for_turn(&self, id: usize) {
         while self.turn.load(Ordering::Acquire) != id {
             std::thread::park();
         }
@@ -231,14 +222,14 @@ impl State {
     }
 
     /// Who runs next; `None` if there is nobody else.
-    pub(super) fn next(&mut self, me: usize) -> Option<usize> {
+    pub(crate) fn next(&mut self, me: usize) -> Option<usize> {
         if self.phase == Phase::Ending {
             let others = (1..=self.tasks.len()).map(|distance| (me + distance) % self.tasks.len());
             return others.into_iter().find(|id| !self.tasks[*id].is_done && *id != me);
         }
         let mut runnable: Vec<usize> = (0..self.tasks.len()).filter(|id| self.is_runnable(*id)).collect();
         if runnable.is_empty() {
-            let wakes = |task: &super::state::TaskState| task.wakes.max(self.nodes[task.node].paused_until);
+            let wakes = |task: &TaskState| task.wakes.max(self.nodes[task.node].paused_until);
             let first = self.tasks.iter().filter(|task| !task.is_done).map(wakes).min()?;
             self.pass_until(first);
             runnable = (0..self.tasks.len()).filter(|id| self.is_runnable(*id)).collect();
@@ -269,7 +260,7 @@ impl State {
     }
 
     /// Suspends a machine for longer than a lease lasts.
-    pub(super) fn suspend(&mut self, node: usize) {
+    pub(crate) fn suspend(&mut self, node: usize) {
         let lasts = self.rng.one_of(&[130_000, 300_000, 1_300_000]);
         self.nodes[node].paused_until = self.now() + lasts;
         self.nodes[node].suspended += lasts;

@@ -17,22 +17,22 @@ pub(crate) const RECORDED_WITHIN: u64 = 3 * 24 * 60 * 60;
 
 /// What this process is as a writer of a cache.
 #[derive(Default)]
-pub(crate) struct Writing(pub(super) Mutex<WritingState>);
+pub(crate) struct Writing(pub(crate) Mutex<WritingState>);
 
 #[derive(Default)]
-pub(super) struct WritingState {
-    pub(super) row: Option<Written>,
+pub(crate) struct WritingState {
+    pub(crate) row: Option<Written>,
     /// NARs that are being stored.
-    pub(super) storing: usize,
+    pub(crate) storing: usize,
 }
 
 /// The row of this process.
-pub(super) struct Written {
-    pub(super) number: i64,
-    pub(super) renewed: Instant,
-    pub(super) used: Instant,
+pub(crate) struct Written {
+    pub(crate) number: i64,
+    pub(crate) renewed: Instant,
+    pub(crate) used: Instant,
     /// Which server answered for the index: another one may not have the last rows.
-    pub(super) server: u64,
+    pub(crate) server: u64,
 }
 
 impl Writing {

@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 
 use narval_nix::HashPart;
 
-use super::CACHES;
-use super::state::{By, Op, Phase, SKEW_MAX, State};
+use super::state::{By, CACHES, Op, Phase, SKEW_MAX, State};
 
 const DAY: u64 = 24 * 3600 * 1000;
 
 /// How long the database is away until the standby answers, at most.
-pub(super) const AWAY_MAX: u64 = 20_000;
+pub(crate) const AWAY_MAX: u64 = 20_000;
 
 /// With what the keys of a row's cache begin.
 macro_rules! of_cache {
@@ -18,7 +17,7 @@ macro_rules! of_cache {
         "(case t.cache when 1 then '' else 'other/' end)"
     };
 }
-pub(super) use of_cache;
+pub(crate) use of_cache;
 
 /// The key of the object of a name.
 macro_rules! object {
@@ -28,17 +27,17 @@ macro_rules! object {
 }
 
 /// What is the same only for one cache.
-pub(super) const PATHS: &str = concat!("select ", of_cache!(), " || hash_part, ", object!("file"), " from paths t");
+pub(crate) const PATHS: &str = concat!("select ", of_cache!(), " || hash_part, ", object!("file"), " from paths t");
 const NARINFOS: &str = concat!("select ", of_cache!(), " || hash_part, cast(narinfo as text) from paths t");
 /// The names that paths have, and what they mean.
-pub(super) const NAMED: &str = concat!(
+pub(crate) const NAMED: &str = concat!(
     "select ",
     object!("name"),
     ", hex(t.nar_hash) || hex(t.file_hash) || t.file_size from nars t where t.orphaned is null"
 );
-pub(super) const HAS_OBJECT: &str = concat!("select 1 from nars t where ", object!("name"), " = ?");
+pub(crate) const HAS_OBJECT: &str = concat!("select 1 from nars t where ", object!("name"), " = ?");
 
-pub(super) fn is_nar(key: &str) -> bool {
+pub(crate) fn is_nar(key: &str) -> bool {
     CACHES.iter().any(|cache| key.strip_prefix(cache).is_some_and(|name| name.starts_with("nar/")))
 }
 
@@ -50,19 +49,16 @@ fn cache_of(key: &str) -> &'static str {
 impl State {
     /// After a transaction: every visible path has its NAR and its references, nothing is gone that nobody deleted or collected, and no
     /// collection has taken what is pinned, leased or new.
-    pub(super) fn check_rows(&mut self, by: By) {
+    pub(crate) fn check_rows(&mut self, by: By) {
         let By { op, node, cache, fence, is_misled } = by;
         self.find_discarded(op);
         if is_misled {
             self.find_strays();
         }
         if let (Some(fence), Some(latest)) = (fence, self.lease())
-            && fence.0 != latest
+            && fence != latest
         {
-            self.violate(format!(
-                "{op:?} of {node} changes rows with the lease {}, and {latest} is the latest",
-                fence.0
-            ));
+            self.violate(format!("{op:?} of {node} changes rows with the lease {fence}, and {latest} is the latest"));
         }
         let visible: BTreeMap<String, String> = self.pairs(PATHS).into_iter().collect();
         let now = self.now();
@@ -150,7 +146,7 @@ impl State {
     }
 
     /// Before an object is removed: a NAR has no row any more.
-    pub(super) fn check_removal(&mut self, key: &str, sent: u64) {
+    pub(crate) fn check_removal(&mut self, key: &str, sent: u64) {
         // The server that said so is lost, which a node notices some time later; the path of the NAR, if it has one by now, is looked at afterwards.
         let was_sent_before = self.history.failovers.began_before(sent.saturating_sub(AWAY_MAX + 10_000));
         if is_nar(key) && !was_sent_before && self.database.prepare_cached(HAS_OBJECT).unwrap().exists([key]).unwrap() {
@@ -204,14 +200,14 @@ impl State {
     }
 
     /// Objects that have lost their rows, in a failover or because the store said that they are not there, are for `fsck` to remove.
-    pub(super) fn find_strays(&mut self) {
+    pub(crate) fn find_strays(&mut self) {
         let has_row = |key: &str| self.database.prepare_cached(HAS_OBJECT).unwrap().exists([key]).unwrap();
         let strays: Vec<String> = self.objects.keys().filter(|key| is_nar(key) && !has_row(key)).cloned().collect();
         self.history.strays.extend(strays);
     }
 
     /// After a change of an object: no visible path has lost its NAR, and no narinfo in the bucket names one that is not there.
-    pub(super) fn check_object(&mut self, key: &str) {
+    pub(crate) fn check_object(&mut self, key: &str) {
         if is_nar(key) {
             if self.objects.contains_key(key) {
                 return;
@@ -241,19 +237,19 @@ impl State {
         self.check_published();
     }
 
-    pub(super) fn pairs(&self, query: &str) -> Vec<(String, String)> {
+    pub(crate) fn pairs(&self, query: &str) -> Vec<(String, String)> {
         let mut statement = self.database.prepare_cached(query).unwrap();
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
         rows.collect::<Result<_, _>>().unwrap()
     }
 
     /// A client begins to commit these.
-    pub(super) fn are_pushed(&mut self, cache: &str, parts: &[HashPart]) {
+    pub(crate) fn are_pushed(&mut self, cache: &str, parts: &[HashPart]) {
         self.history.ever.extend(parts.iter().map(|part| format!("{cache}{part}")));
     }
 
     /// A client was told that these are committed, since it began to push.
-    pub(super) fn were_pushed(&mut self, cache: &str, parts: &[HashPart], begun: u64) {
+    pub(crate) fn were_pushed(&mut self, cache: &str, parts: &[HashPart], begun: u64) {
         for part in parts.iter().map(|part| format!("{cache}{part}")) {
             self.check_promised(&part, begun, "committed");
             if !self.history.failovers.began_before(begun) {
@@ -263,7 +259,7 @@ impl State {
     }
 
     /// A client was told that these are here and stay for a day.
-    pub(super) fn were_leased(&mut self, cache: &str, parts: &[HashPart], begun: u64) {
+    pub(crate) fn were_leased(&mut self, cache: &str, parts: &[HashPart], begun: u64) {
         if self.history.failovers.began_before(begun) {
             return;
         }
@@ -277,7 +273,7 @@ impl State {
     }
 
     /// A client commits nine minutes at most after it has asked for the NAR, and was told that it is here.
-    pub(super) fn was_refused(&mut self, told: u64, why: &str) {
+    pub(crate) fn was_refused(&mut self, told: u64, why: &str) {
         let is_broken = why.contains("is missing; push the path again") && self.now() < told + 540_000;
         // By a deletion, or with a server.
         let is_gone =
@@ -294,7 +290,7 @@ impl State {
         }
     }
 
-    pub(super) fn were_deleted(&mut self, cache: &str, parts: &[HashPart]) {
+    pub(crate) fn were_deleted(&mut self, cache: &str, parts: &[HashPart]) {
         for part in parts.iter().map(|part| format!("{cache}{part}")) {
             self.history.pushed.remove(&part);
             self.history.leased.remove(&part);
@@ -302,7 +298,7 @@ impl State {
     }
 
     /// What a check of a cache has said names each object that its index does not have, and each that it lacks.
-    pub(super) fn check_named(&mut self, cache: &str, problems: &[String]) {
+    pub(crate) fn check_named(&mut self, cache: &str, problems: &[String]) {
         let rows: BTreeMap<String, String> =
             self.pairs(NARINFOS).into_iter().map(|(part, text)| (format!("{part}.narinfo"), text)).collect();
         let names = self.pairs(concat!("select ", object!("name"), ", name from nars t"));
@@ -325,7 +321,7 @@ impl State {
     }
 
     /// At the end, when everything was collected: the bucket has what the index has, and nothing else.
-    pub(super) fn check_end(&mut self) {
+    pub(crate) fn check_end(&mut self) {
         assert_eq!(self.phase, Phase::Quiet);
         let rows = self.pairs(NARINFOS).into_iter().map(|(part, text)| (format!("{part}.narinfo"), text));
         let mut expected: BTreeMap<String, String> = rows.collect();

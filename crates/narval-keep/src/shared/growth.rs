@@ -49,7 +49,7 @@ impl Growth {
     }
 
     /// Records sizes of today. Caches that are gone are forgotten.
-    pub(super) fn note(&self, now: u64, today: &BTreeMap<&CacheName, u64>) {
+    pub(crate) fn note(&self, now: u64, today: &BTreeMap<&CacheName, u64>) {
         let text = self.with(|sizes| {
             sizes.retain(|name, _| today.keys().any(|cache| cache.as_str() == name));
             for (name, bytes) in today {
@@ -68,7 +68,7 @@ impl Growth {
         }
     }
 
-    pub(super) fn of(&self, cache: &CacheName) -> Vec<SizeOfDay> {
+    pub(crate) fn of(&self, cache: &CacheName) -> Vec<SizeOfDay> {
         let size = |(day, bytes): (&u64, &u64)| SizeOfDay { day: *day, bytes: *bytes };
         self.with(|sizes| sizes.get(cache.as_str()).map(|days| days.iter().map(size).collect()).unwrap_or_default())
     }

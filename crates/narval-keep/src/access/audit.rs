@@ -12,11 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
+use crate::access::grant::Grant;
 use crate::index::{Index, IndexError};
 use crate::name::CacheName;
-use crate::tokens::grant::Grant;
+use crate::records::audit::AuditLine;
 
 /// How often lines are written to the database.
 pub(crate) const WRITE_EVERY: Duration = Duration::from_secs(1);
@@ -32,31 +31,6 @@ const READ_MAX: usize = 4096;
 
 /// For how long lines are kept in a database, in seconds.
 pub(crate) const AUDIT_KEPT_FOR: u64 = 400 * 24 * 60 * 60;
-
-/// A line of the audit log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AuditLine {
-    /// Seconds since 1970.
-    pub time: u64,
-    /// The id of the token, which is not secret.
-    pub token: String,
-    /// The label of the token, or who used the command line.
-    pub label: String,
-    /// The address of the client.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub peer: Option<String>,
-    /// The cache, if it is about one.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub cache: Option<String>,
-    /// What was done.
-    pub action: String,
-    /// With what: a path, the name of a NAR, a token.
-    pub subject: String,
-    /// `ok` or `refused`.
-    pub result: String,
-    /// What came of it, or why it was refused.
-    pub detail: String,
-}
 
 /// The audit log.
 #[derive(Debug)]
@@ -119,7 +93,7 @@ impl Audit {
         result: &str,
         subjects: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) {
-        let time = crate::now();
+        let time = narval_client::clock::now();
         let lines = subjects.into_iter().map(|(subject, detail)| AuditLine {
             time,
             token: grant.token.clone(),

@@ -99,11 +99,11 @@ pub struct Survey {
 pub(crate) struct Surveys(Mutex<SurveyState>);
 
 #[derive(Debug, Default)]
-pub(super) struct SurveyState {
-    pub(super) last: Option<(Arc<Survey>, Instant, Duration)>,
-    pub(super) is_counting: bool,
+pub(crate) struct SurveyState {
+    pub(crate) last: Option<(Arc<Survey>, Instant, Duration)>,
+    pub(crate) is_counting: bool,
     /// Whether keys have changed since the last count began: what is unsigned is another question then.
-    pub(super) is_outdated: bool,
+    pub(crate) is_outdated: bool,
 }
 
 impl Surveys {
@@ -112,7 +112,7 @@ impl Surveys {
         self.lock().is_outdated = true;
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, SurveyState> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SurveyState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

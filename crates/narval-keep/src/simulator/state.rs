@@ -6,18 +6,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rusqlite::Connection;
 
-use super::Transaction;
 use super::history::{History, Standby};
+use super::rule::Rule;
 #[cfg(feature = "postgres")]
-use crate::index::Shared;
-use crate::index::{Fence, Simulated};
-use crate::simulation::rule::Rule;
+use super::server::Shared;
+
+/// Two caches, to which clients push the same NARs: with what the keys of their objects begin.
+pub(crate) const CACHES: [&str; 2] = ["", "other/"];
 
 /// When the simulation begins, in milliseconds since 1970.
-pub(super) const BEGINNING: u64 = 1_700_000_000_000;
+pub(crate) const BEGINNING: u64 = 1_700_000_000_000;
 
 /// By how much the clock of a node or of the object store may be wrong, in milliseconds: two of them differ by at most a minute.
-pub(super) const SKEW_MAX: u64 = 30_000;
+pub(crate) const SKEW_MAX: u64 = 30_000;
 
 /// By how much the clock of a machine may be wrong that nobody has set, in milliseconds.
 const WRONG_BY: [i64; 4] = [0, 100 * DAY, 0, -100 * DAY];
@@ -32,53 +33,53 @@ const EVENTS_MAX: usize = 1 << 16;
 
 /// What to simulate.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
-    pub(super) seed: u64,
-    pub(super) steps: u64,
-    pub(super) without: &'static [Rule],
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) steps: u64,
+    pub(crate) without: &'static [Rule],
     /// How many times more often than usual something fails; from 2, clients also use fewer paths, and sign them.
-    pub(super) chaos: u64,
+    pub(crate) chaos: u64,
     /// Whether machines are suspended, and the address of the object store leads elsewhere at times.
-    pub(super) has_accidents: bool,
+    pub(crate) has_accidents: bool,
     /// Whether clients record releases.
-    pub(super) has_releases: bool,
+    pub(crate) has_releases: bool,
     /// Whether standbys take over without the last transactions.
-    pub(super) has_failovers: bool,
+    pub(crate) has_failovers: bool,
     /// Whether clients use one path, and collect often: more of them meet.
-    pub(super) is_focused: bool,
-    pub(super) is_traced: bool,
+    pub(crate) is_focused: bool,
+    pub(crate) is_traced: bool,
     /// Whether the index is in PostgreSQL.
-    pub(super) on_postgres: bool,
+    pub(crate) on_postgres: bool,
 }
 
 /// Random numbers from a seed (SplitMix64).
-pub(super) struct Rng(pub(super) u64);
+pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
     }
 
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 
     /// Whether something happens that happens once in so many times.
-    pub(super) fn once_in(&mut self, times: u64) -> bool {
+    pub(crate) fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    pub(super) fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+    pub(crate) fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.below(all.len() as u64) as usize]
     }
 }
 
 /// What a task is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Op {
+pub(crate) enum Op {
     Push,
     Ask,
     Read,
@@ -91,7 +92,7 @@ pub(super) enum Op {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(crate) enum Phase {
     /// Everything can happen.
     Running,
     /// Everybody is dead, and ends.
@@ -100,22 +101,22 @@ pub(super) enum Phase {
     Quiet,
 }
 
-pub(super) struct TaskState {
-    pub(super) node: usize,
-    pub(super) wakes: u64,
-    pub(super) is_done: bool,
+pub(crate) struct TaskState {
+    pub(crate) node: usize,
+    pub(crate) wakes: u64,
+    pub(crate) is_done: bool,
 }
 
-pub(super) struct NodeState {
-    pub(super) generation: u32,
-    pub(super) is_up: bool,
-    pub(super) paused_until: u64,
+pub(crate) struct NodeState {
+    pub(crate) generation: u32,
+    pub(crate) is_up: bool,
+    pub(crate) paused_until: u64,
     /// How long its machine was suspended, in milliseconds. Its monotonic clock stood still meanwhile.
-    pub(super) suspended: u64,
+    pub(crate) suspended: u64,
     /// Added to the time that its clock shows.
-    pub(super) skew: u64,
+    pub(crate) skew: u64,
     /// Added to that, too, in milliseconds: nobody has set its clock.
-    pub(super) wrong_by: i64,
+    pub(crate) wrong_by: i64,
     /// When it has last looked for changes, and when it looks next.
     seen: u64,
     looks: u64,
@@ -124,8 +125,11 @@ pub(super) struct NodeState {
     noticed: usize,
 }
 
+/// A transaction.
+pub(crate) type Transaction = Box<dyn FnOnce(&Connection) + Send>;
+
 /// What takes effect later.
-pub(super) enum Effect {
+pub(crate) enum Effect {
     Put(String, Vec<u8>),
     /// Sent at this time.
     Remove(String, u64),
@@ -134,77 +138,77 @@ pub(super) enum Effect {
 
 /// Whose transaction it is.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct By {
-    pub(super) op: Op,
-    pub(super) node: usize,
+pub(crate) struct By {
+    pub(crate) op: Op,
+    pub(crate) node: usize,
     /// In which cache, unless it is done for all.
-    pub(super) cache: &'static str,
+    pub(crate) cache: &'static str,
     /// The lease of the collection that it belongs to.
-    pub(super) fence: Option<Fence>,
+    pub(crate) fence: Option<i64>,
     /// Whether its task was told that there is no such object when there was, and was not told since which store it asks.
-    pub(super) is_misled: bool,
+    pub(crate) is_misled: bool,
 }
 
 /// A transaction that is under way.
 #[cfg(feature = "postgres")]
-pub(super) struct Open {
-    pub(super) task: usize,
+pub(crate) struct Open {
+    pub(crate) task: usize,
     /// The process of the server that has it.
-    pub(super) process: i32,
+    pub(crate) process: i32,
     /// When it last did something, in milliseconds.
-    pub(super) at: u64,
+    pub(crate) at: u64,
 }
 
-pub(super) struct State {
-    pub(super) rng: Rng,
-    pub(super) clock: Arc<AtomicU64>,
-    pub(super) steps: u64,
-    pub(super) steps_max: u64,
-    pub(super) phase: Phase,
+pub(crate) struct State {
+    pub(crate) rng: Rng,
+    pub(crate) clock: Arc<AtomicU64>,
+    pub(crate) steps: u64,
+    pub(crate) steps_max: u64,
+    pub(crate) phase: Phase,
     /// How many times more often than usual something fails.
-    pub(super) chaos: u64,
+    pub(crate) chaos: u64,
     /// Whether machines are suspended, and the address of the object store leads elsewhere at times.
-    pub(super) has_accidents: bool,
+    pub(crate) has_accidents: bool,
     /// Whether clients record releases.
-    pub(super) has_releases: bool,
+    pub(crate) has_releases: bool,
     /// Whether standbys take over; what the next one has, and until when the database is away then.
-    pub(super) has_failovers: bool,
-    pub(super) is_focused: bool,
-    pub(super) standby: Option<Standby>,
-    pub(super) away_until: u64,
+    pub(crate) has_failovers: bool,
+    pub(crate) is_focused: bool,
+    pub(crate) standby: Option<Standby>,
+    pub(crate) away_until: u64,
     /// Until when requests to the object store reach an empty one, which takes nothing.
-    pub(super) elsewhere_until: u64,
-    pub(super) tasks: Vec<TaskState>,
-    pub(super) nodes: Vec<NodeState>,
+    pub(crate) elsewhere_until: u64,
+    pub(crate) tasks: Vec<TaskState>,
+    pub(crate) nodes: Vec<NodeState>,
     /// As those of nodes: that of the object store.
-    pub(super) skew_of_store: u64,
+    pub(crate) skew_of_store: u64,
     /// What the checks look at: the database, or a copy of the one in PostgreSQL.
-    pub(super) database: Connection,
+    pub(crate) database: Connection,
     #[cfg(feature = "postgres")]
-    pub(super) shared: Option<Shared>,
+    pub(crate) shared: Option<Shared>,
     /// Transactions in PostgreSQL that are under way.
     #[cfg(feature = "postgres")]
-    pub(super) open: Vec<Open>,
-    pub(super) objects: BTreeMap<String, Vec<u8>>,
+    pub(crate) open: Vec<Open>,
+    pub(crate) objects: BTreeMap<String, Vec<u8>>,
     /// When objects were stored, by the clock of the object store, in seconds.
-    pub(super) modified: BTreeMap<String, u64>,
-    pub(super) in_flight: Vec<(u64, Effect)>,
+    pub(crate) modified: BTreeMap<String, u64>,
+    pub(crate) in_flight: Vec<(u64, Effect)>,
     /// When something changed that readers can see, and which node did it.
     changes: Vec<(u64, usize)>,
-    pub(super) history: History,
-    pub(super) violation: Option<String>,
-    pub(super) counts: HashMap<&'static str, u64>,
-    pub(super) events: Option<VecDeque<String>>,
+    pub(crate) history: History,
+    pub(crate) violation: Option<String>,
+    pub(crate) counts: HashMap<&'static str, u64>,
+    pub(crate) events: Option<VecDeque<String>>,
     /// The rows of NARs, for the report.
     files: BTreeMap<String, String>,
     /// Of all that happened: two runs of one seed have the same.
-    pub(super) digest: u64,
+    pub(crate) digest: u64,
 }
 
 impl State {
-    pub(super) fn new(plan: Plan, nodes: usize) -> Self {
+    /// `clock` is the time of the database, in milliseconds since 1970.
+    pub(crate) fn new(plan: Plan, nodes: usize, database: Connection, clock: Arc<AtomicU64>) -> Self {
         let Plan { seed, chaos, has_accidents, .. } = plan;
-        let clock = Arc::new(AtomicU64::new(BEGINNING));
         let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x6e61_7276_616c);
         let node = |rng: &mut Rng, number: usize| NodeState {
             generation: 0,
@@ -236,7 +240,7 @@ impl State {
             tasks: Vec::new(),
             nodes,
             skew_of_store,
-            database: Simulated::database(Arc::clone(&clock)),
+            database,
             #[cfg(feature = "postgres")]
             shared: None,
             #[cfg(feature = "postgres")]
@@ -255,27 +259,27 @@ impl State {
         }
     }
 
-    pub(super) fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
     }
 
     /// Whether requests reach another store.
-    pub(super) fn is_elsewhere(&self) -> bool {
+    pub(crate) fn is_elsewhere(&self) -> bool {
         self.phase == Phase::Running && self.now() < self.elsewhere_until
     }
 
     /// What the clock of a node shows.
-    pub(super) fn now_of(&self, node: usize) -> u64 {
+    pub(crate) fn now_of(&self, node: usize) -> u64 {
         self.database_time_of(node).saturating_add_signed(self.nodes[node].wrong_by)
     }
 
     /// The time of the database, as far as a node knows it.
-    pub(super) fn database_time_of(&self, node: usize) -> u64 {
+    pub(crate) fn database_time_of(&self, node: usize) -> u64 {
         self.now() + self.nodes[node].skew - SKEW_MAX
     }
 
     /// Lets time pass; what was on its way takes effect.
-    pub(super) fn pass_until(&mut self, time: u64) {
+    pub(crate) fn pass_until(&mut self, time: u64) {
         while let Some(at) = (0..self.in_flight.len()).min_by_key(|at| self.in_flight[*at].0) {
             if self.in_flight[at].0 > time {
                 break;
@@ -288,7 +292,7 @@ impl State {
         self.clock.fetch_max(time, Ordering::Relaxed);
     }
 
-    pub(super) fn take_effect(&mut self, effect: Effect) {
+    pub(crate) fn take_effect(&mut self, effect: Effect) {
         match effect {
             Effect::Put(key, bytes) => {
                 self.note("put", || key.clone());
@@ -308,7 +312,7 @@ impl State {
     }
 
     /// Runs a transaction, and checks what it did.
-    pub(super) fn transact(&mut self, transaction: Transaction, by: By) {
+    pub(crate) fn transact(&mut self, transaction: Transaction, by: By) {
         let stamp = self.stamp();
         let before = self.database.total_changes();
         transaction(&self.database);
@@ -324,8 +328,8 @@ impl State {
 
     /// A transaction in PostgreSQL is committed.
     #[cfg(feature = "postgres")]
-    pub(super) fn is_changed(&mut self, by: By) {
-        if let Some(shared) = &mut self.shared {
+    pub(crate) fn is_changed(&mut self, by: By) {
+        if let Some(shared) = &self.shared {
             shared.copy_to(&self.database);
         }
         self.trace_files();
@@ -358,7 +362,7 @@ impl State {
     }
 
     /// The stamp as a node knows it: its own changes at once, those of others when it has looked.
-    pub(super) fn stamp_of(&mut self, node: usize) -> u64 {
+    pub(crate) fn stamp_of(&mut self, node: usize) -> u64 {
         self.looks(node);
         let NodeState { seen, own_changes, .. } = self.nodes[node];
         let others = self.changes.iter().filter(|(time, by)| *by != node && *time <= seen).count();
@@ -366,12 +370,12 @@ impl State {
     }
 
     /// Another server has taken over: nothing that nodes have seen counts.
-    pub(super) fn is_changed_for_all(&mut self) {
+    pub(crate) fn is_changed_for_all(&mut self) {
         self.changes.push((self.now(), usize::MAX));
     }
 
     /// How many failovers a node knows of.
-    pub(super) fn server_of(&mut self, node: usize) -> u64 {
+    pub(crate) fn server_of(&mut self, node: usize) -> u64 {
         if self.has_failovers {
             self.looks(node);
         }
@@ -379,7 +383,7 @@ impl State {
     }
 
     /// Whether the database is away for a node, which notices that.
-    pub(super) fn is_unavailable(&mut self, node: usize) -> bool {
+    pub(crate) fn is_unavailable(&mut self, node: usize) -> bool {
         let is_unavailable = self.phase == Phase::Running && self.now() < self.away_until;
         if is_unavailable {
             self.nodes[node].noticed = self.history.failovers.at.len();
@@ -388,7 +392,7 @@ impl State {
     }
 
     /// Whether a node looks for changes of others now.
-    pub(super) fn looks(&mut self, node: usize) -> bool {
+    pub(crate) fn looks(&mut self, node: usize) -> bool {
         let now = self.now();
         let looks = now >= self.nodes[node].looks && self.rng.once_in(2);
         if looks {
@@ -400,7 +404,7 @@ impl State {
         looks
     }
 
-    pub(super) fn note(&mut self, what: &'static str, detail: impl Fn() -> String) {
+    pub(crate) fn note(&mut self, what: &'static str, detail: impl Fn() -> String) {
         *self.counts.entry(what).or_default() += 1;
         let word = what.bytes().fold(self.now() ^ self.steps, |sum, byte| sum.rotate_left(7) ^ u64::from(byte));
         self.digest = (self.digest.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -413,7 +417,7 @@ impl State {
         }
     }
 
-    pub(super) fn violate(&mut self, what: String) {
+    pub(crate) fn violate(&mut self, what: String) {
         self.note("VIOLATION", || what.clone());
         if self.violation.is_none() {
             self.violation = Some(what);

@@ -4,21 +4,12 @@
 //! `fsck` names what is left of the moment.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 
-use super::CACHES;
 use super::checks::{AWAY_MAX, NAMED, PATHS, of_cache};
-use super::history::{Lost, Standby};
-use super::state::{Effect, Op, Phase, State};
-use super::task::Task;
-use crate::cache::Cache;
-use crate::data::Data;
-use crate::push::pending::WhichPending;
-use crate::upkeep::FsckOptions;
-use narval_client::clock::Virtual;
-use narval_files::Work;
+use super::history::Standby;
+use super::state::{Effect, Phase, State};
 
 /// How long the lost moment lasts at most, in milliseconds.
 const LOST_MAX: u64 = 5_000;
@@ -37,7 +28,7 @@ const CHANGED: &str = concat!(
 
 impl State {
     /// Now and then, a standby stops following, and takes over soon after.
-    pub(super) fn maybe_fails_over(&mut self) {
+    pub(crate) fn maybe_fails_over(&mut self) {
         if !self.has_failovers || self.phase != Phase::Running {
             return;
         }
@@ -125,31 +116,5 @@ impl State {
         }
         self.database.execute_batch("commit; pragma foreign_keys = on").unwrap();
         self.database.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, true).unwrap();
-    }
-}
-
-impl Task {
-    /// As an operator does after a failover. What the bucket and the index do not have in common is named, and nothing of it is left afterwards.
-    pub(super) fn repairs_all(&self, data: &Data, caches: &[Cache; 2]) {
-        self.sleep(Duration::from_secs(5 * 24 * 3600));
-        self.op.set(Op::Publish);
-        data.publish_pending(WhichPending::Due).expect("nothing fails any more");
-        for (cache, name) in caches.iter().zip(CACHES) {
-            self.cache.set(name);
-            self.op.set(Op::Collect);
-            cache.remove_garbage(cache.now()).expect("nothing fails any more");
-            self.op.set(Op::Read);
-            let work = Work::unwatched();
-            let report = cache.fsck(FsckOptions::default(), work).expect("nothing fails any more");
-            self.sim.state.lock().unwrap().check_named(name, &report.problems);
-            cache.fsck(FsckOptions { repair: true, ..FsckOptions::default() }, work).expect("nothing fails any more");
-            let report = cache.fsck(FsckOptions::default(), work).expect("nothing fails any more");
-            for problem in report.problems {
-                self.sim.state.lock().unwrap().violate(format!("after a repair, {problem}"));
-            }
-        }
-        let mut state = self.sim.state.lock().unwrap();
-        state.history.strays.clear();
-        state.history.failovers = Lost::default();
     }
 }

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use super::state::{Open, Phase, State};
 use super::task::Task;
-use crate::index::IDLE_MAX;
 use narval_client::clock::Virtual;
+
+/// How long a transaction may do nothing on the server, in milliseconds (`IDLE_TIMEOUT` of real ones).
+const IDLE_MAX: u64 = 10_000;
 
 impl Task {
     pub(crate) fn true_time(&self) -> u64 {
@@ -50,7 +52,7 @@ impl Task {
         for at in (0..state.open.len()).rev().filter(|at| is_idle(&state, &state.open[*at])).collect::<Vec<_>>() {
             let open = state.open.swap_remove(at);
             state.note("idle", || format!("transaction of task {}", open.task));
-            state.shared.as_mut().unwrap().end(open.process);
+            state.shared.as_ref().unwrap().end(open.process);
         }
         if !is_sent {
             state.open.retain(|open| open.task != self.id);
@@ -102,11 +104,11 @@ impl Task {
 
 impl State {
     /// The server is started again now and then: all transactions that are under way are undone.
-    pub(super) fn maybe_restarts(&mut self) {
+    pub(crate) fn maybe_restarts(&mut self) {
         if self.has_accidents && self.shared.is_some() && self.rng.once_in(500) {
             self.note("restart", String::new);
             self.open.clear();
-            self.shared.as_mut().unwrap().end_all();
+            self.shared.as_ref().unwrap().end_all();
         }
     }
 }

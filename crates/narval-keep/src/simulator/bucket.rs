@@ -4,10 +4,9 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use narval_client::{HttpError, Valid};
 
-use super::current;
+use super::rule::{Rule, holds};
 use super::state::{Effect, Phase, SKEW_MAX, State};
-use super::task::{Dead, Task};
-use crate::simulation::rule::{Rule, holds};
+use super::task::{Dead, Task, current};
 use narval_client::clock::Virtual;
 use narval_s3::{Object, Simulated};
 
@@ -20,7 +19,7 @@ const EVER: u64 = 15 * 60_000;
 /// How long a request waits for an answer.
 const STALLED_AFTER: Duration = Duration::from_secs(20);
 
-pub(super) struct Bucket;
+pub(crate) struct Bucket;
 
 fn refused(status: u16) -> HttpError {
     let is_retryable = status >= 500;

@@ -1,15 +1,20 @@
-//! The location of a data folder's index: in the folder, or in a database that several servers share.
+//! Opens the index of a data folder: in the folder, or in a database that several servers share.
 //!
 //! A folder and its database have the same id, in the file `index.id` and in a table. This prevents using one with
 //! another: a server would remove all paths whose files it does not find.
 
 use std::path::Path;
-use std::str::FromStr;
 use std::{fs, io};
 
 use crate::error::{DataError, io_error};
-use crate::index::{Index, IndexError, Sqlite};
-use crate::location::StorageLocation;
+#[cfg(not(feature = "postgres"))]
+use crate::index::IndexError;
+#[cfg(feature = "postgres")]
+use crate::index::Postgres;
+use crate::index::{Index, Sqlite};
+use crate::location::{Database, StorageLocation};
+#[cfg(feature = "postgres")]
+use crate::storage::TEMPORARY;
 use crate::storage::{Bucket, BucketOptions, Storage};
 
 /// The file with the id of an index in a database.
@@ -30,44 +35,15 @@ const REBUILT: &str = "index.sqlite.new";
 
 /// What an index is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Opening {
+pub(crate) enum Opening {
     /// To be used.
     Use,
     /// To be filled by a rebuild: beside the one in the folder, or in a database that nobody else can use meanwhile.
     Rebuild,
 }
 
-/// The address of a PostgreSQL database. Messages never contain its password.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Database(String);
-
-impl FromStr for Database {
-    type Err = IndexError;
-
-    /// `postgres://USER@HOST/DATABASE`, with libpq's parameters.
-    fn from_str(text: &str) -> Result<Self, IndexError> {
-        #[cfg(feature = "postgres")]
-        super::index::check_address(text)?;
-        Ok(Self(text.to_owned()))
-    }
-}
-
-#[cfg(test)]
-impl Database {
-    /// With the password.
-    pub(crate) fn address(&self) -> &str {
-        &self.0
-    }
-}
-
-impl std::fmt::Debug for Database {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Database(…)")
-    }
-}
-
 /// Opens the index of a folder.
-pub(super) fn open(folder: &Path, database: Option<&Database>, opening: Opening) -> Result<Box<dyn Index>, DataError> {
+pub(crate) fn open(folder: &Path, database: Option<&Database>, opening: Opening) -> Result<Box<dyn Index>, DataError> {
     match database {
         // If it has both, a rebuild into a database was interrupted.
         None if folder.join(ID).exists() && !folder.join(SQLITE).exists() => {
@@ -99,7 +75,7 @@ fn open_sqlite(folder: &Path, opening: Opening) -> Result<Box<dyn Index>, DataEr
 }
 
 /// Removes what an interrupted rebuild has left in a folder.
-pub(super) fn discard_rebuilt(folder: &Path) -> Result<(), DataError> {
+pub(crate) fn discard_rebuilt(folder: &Path) -> Result<(), DataError> {
     for suffix in SQLITE_FILES {
         let path = folder.join(format!("{REBUILT}{suffix}"));
         match fs::remove_file(&path) {
@@ -111,7 +87,7 @@ pub(super) fn discard_rebuilt(folder: &Path) -> Result<(), DataError> {
 }
 
 /// Keeps the index in a folder under another name, and puts the rebuilt one in its place, in one step.
-pub(super) fn replace(folder: &Path) -> Result<(), DataError> {
+pub(crate) fn replace(folder: &Path) -> Result<(), DataError> {
     let (used, rebuilt) = (folder.join(SQLITE), folder.join(REBUILT));
     Sqlite::complete(&rebuilt)?;
     fs::File::open(&rebuilt)
@@ -130,19 +106,19 @@ pub(super) fn replace(folder: &Path) -> Result<(), DataError> {
 }
 
 /// The same, unless it was done before.
-pub(super) fn replace_if_complete(folder: &Path) -> Result<(), DataError> {
+pub(crate) fn replace_if_complete(folder: &Path) -> Result<(), DataError> {
     if folder.join(REBUILT).exists() { replace(folder) } else { Ok(()) }
 }
 
 /// Keeps the index in a folder, which is in a database now, under another name.
-pub(super) fn put_aside(folder: &Path) -> Result<(), DataError> {
+pub(crate) fn put_aside(folder: &Path) -> Result<(), DataError> {
     rename(folder, &SQLITE_FILES, &free_name(folder))?;
     sync(folder)
 }
 
 /// The name under which an index is kept: with the time, or one second later if there is one from this second.
 fn free_name(folder: &Path) -> String {
-    let mut time = super::now();
+    let mut time = narval_client::clock::now();
     loop {
         let name = format!("{SQLITE}.{time}");
         if !folder.join(&name).exists() {
@@ -168,12 +144,12 @@ fn sync(folder: &Path) -> Result<(), DataError> {
 }
 
 /// Whether there is a folder with an index.
-pub(super) fn exists(folder: &Path, database: Option<&Database>) -> bool {
+pub(crate) fn exists(folder: &Path, database: Option<&Database>) -> bool {
     folder.join(if database.is_some() { ID } else { SQLITE }).exists()
 }
 
 /// Opens the index of a bucket: in the local folder, or in a database.
-pub(super) fn open_of_bucket(
+pub(crate) fn open_of_bucket(
     bucket: &Bucket,
     (database, opening): (Option<&Database>, Opening),
     must_exist: bool,
@@ -228,7 +204,7 @@ pub(super) fn open_of_bucket(
 }
 
 /// Makes a rebuilt index that of this bucket.
-pub(super) fn take_over(place: &StorageLocation, database: Option<&Database>) -> Result<(), DataError> {
+pub(crate) fn take_over(place: &StorageLocation, database: Option<&Database>) -> Result<(), DataError> {
     let StorageLocation::Bucket { url, folder, .. } = place else { return Ok(()) };
     if database.is_some() {
         return Ok(());
@@ -254,7 +230,7 @@ fn random_id() -> io::Result<String> {
 /// Opens a database for the index with this id; returns the id that it has.
 #[cfg(feature = "postgres")]
 fn connect_as(database: &Database, id: &str, opening: Opening) -> Result<(Box<dyn Index>, String), DataError> {
-    let index = super::index::Postgres::open_for(&database.0, opening == Opening::Rebuild)?;
+    let index = Postgres::open_for(&database.0, opening == Opening::Rebuild)?;
     let id = index.folder(id)?;
     Ok((Box::new(index), id))
 }
@@ -267,7 +243,7 @@ fn connect_as(_: &Database, _: &str, _: Opening) -> Result<(Box<dyn Index>, Stri
 
 #[cfg(feature = "postgres")]
 fn connect(folder: &Path, database: &Database, opening: Opening) -> Result<Box<dyn Index>, DataError> {
-    let index = super::index::Postgres::open_for(&database.0, opening == Opening::Rebuild)?;
+    let index = Postgres::open_for(&database.0, opening == Opening::Rebuild)?;
     let id = id(folder).map_err(|source| io_error("write 'index.id' in", folder, source))?;
     if index.folder(&id)? != id {
         let reason =
@@ -296,7 +272,7 @@ fn id(folder: &Path) -> io::Result<String> {
             Err(error) => return Err(error),
         }
         let id = random_id()?;
-        let new = narval_files::TemporaryFile::create(folder, super::storage::TEMPORARY, 0o644)?;
+        let new = narval_files::TemporaryFile::create(folder, TEMPORARY, 0o644)?;
         new.file().write_all(format!("{id}\n").as_bytes())?;
         new.file().sync_all()?;
         // Another process may be doing the same: the first one wins.

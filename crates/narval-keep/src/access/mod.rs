@@ -1,0 +1,5 @@
+//! Who may do what, and the log of who did what.
+
+pub(crate) mod audit;
+pub(crate) mod grant;
+pub(crate) mod used;
