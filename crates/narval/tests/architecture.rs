@@ -214,12 +214,23 @@ fn absolute(module: &Module, name: &str, known: &BTreeSet<Module>) -> Option<Mod
     }
 }
 
+/// The file that a name belongs to: the longest part of its path names it. The crate's root only hands names on.
+fn file_of<'a>(name: &'a [String], imports: &BTreeMap<Module, BTreeSet<Module>>) -> Option<&'a [String]> {
+    (1..=name.len()).rev().map(|len| &name[..len]).find(|part| imports.contains_key(*part))
+}
+
+/// What the files and the folders of a crate's `src` import of each other.
+fn rooms(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeMap<Module, BTreeSet<Module>> {
+    let mut rooms: BTreeMap<Module, BTreeSet<Module>> = BTreeMap::new();
+    for (module, names) in imports {
+        let to = names.iter().filter_map(|name| Some(file_of(name, imports)?[..1].to_vec()));
+        rooms.entry(module[..module.len().min(1)].to_vec()).or_default().extend(to);
+    }
+    rooms
+}
+
 /// The files from which one comes back to them by imports.
 fn in_circles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Module> {
-    // A name belongs to the file that is named by the longest part of its path. The crate's root only hands names on.
-    fn file_of<'a>(name: &'a [String], imports: &BTreeMap<Module, BTreeSet<Module>>) -> Option<&'a [String]> {
-        (1..=name.len()).rev().map(|len| &name[..len]).find(|part| imports.contains_key(*part))
-    }
     let arrows: BTreeMap<_, BTreeSet<_>> = imports
         .iter()
         .map(|(module, names)| {
@@ -240,7 +251,7 @@ fn in_circles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Module> 
 }
 
 #[test]
-fn files_do_not_import_each_other_in_circles() {
+fn files_and_folders_do_not_import_each_other_in_circles() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut circles = BTreeMap::new();
     for entry in fs::read_dir(crates).unwrap() {
@@ -253,7 +264,8 @@ fn files_do_not_import_each_other_in_circles() {
             let through_root = names.iter().filter(|name| !of_module(name)).collect::<Vec<_>>();
             assert!(through_root.is_empty(), "{name}: {module:?} imports {through_root:?} through the crate's root");
         }
-        let found = in_circles(&imports);
+        // Neither do the folders: they have an order, in which each imports what is below it.
+        let found: BTreeSet<_> = in_circles(&imports).into_iter().chain(in_circles(&rooms(&imports))).collect();
         if !found.is_empty() {
             circles.insert(name, found);
         }
