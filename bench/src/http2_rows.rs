@@ -1,6 +1,7 @@
 //! HTTP/2 over TLS, with independent clients: `h2load` (Debian's nghttp2-client) for throughput, `curl` for a distant server and for
 //! small requests queued behind large bodies.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,9 @@ const FAR_CLIENTS: [(&str, &str, usize); 5] = [
     ("HTTP/1.1", "--http1.1", 32),
     ("HTTP/1.1", "--http1.1", 64),
 ];
+/// Connections over which closures are fetched, each of them the whole, and how many NARs each requests at a time.
+const CLOSURE_CONNECTIONS: [usize; 2] = [1, 4];
+const NARS_AT_A_TIME: usize = 16;
 /// NARs that are requested before the narinfo.
 const NARS_AHEAD: usize = 16;
 
@@ -49,7 +53,7 @@ pub fn run_static(run: &mut Run<'_>, sets: &FileSets, work: &Path) -> Result<()>
     ];
     for (what, targets, requests) in rows {
         let title = format!("HTTP/2, {what}, 1 connection, {STREAMS} streams");
-        run.work(&title, |server, ready| h2load(&server.base, targets, requests, work, ready))?;
+        run.work(&title, |server, ready| h2load(&server.base, targets, (1, STREAMS), requests, work, ready))?;
     }
     Ok(())
 }
@@ -63,22 +67,42 @@ pub fn run_cache(run: &mut Run<'_>, fixture: &Fixture, work: &Path) -> Result<()
     let narinfos = narinfos.collect::<Result<Vec<_>>>()?;
     for server in run.servers {
         // warm the server's memory
-        h2load(&server.base, &narinfos, narinfos.len(), work, &mut || {})?;
+        h2load(&server.base, &narinfos, (1, STREAMS), narinfos.len(), work, &mut || {})?;
     }
     let title = format!("HTTP/2, all narinfos of the closure, 1 connection, {STREAMS} streams");
-    run.work(&title, |server, ready| h2load(&server.base, &narinfos, NARINFO_REQUESTS, work, ready))?;
+    run.work(&title, |server, ready| h2load(&server.base, &narinfos, (1, STREAMS), NARINFO_REQUESTS, work, ready))?;
     for (version, option, at_a_time) in FAR_CLIENTS {
         let trip = FAR_ROUND_TRIP.as_millis();
         let title =
             format!("{version}, {FAR_REQUESTS} narinfos, round trip {trip} ms, curl with {at_a_time} at a time");
         run.work(&title, |server, ready| far(server, option, at_a_time, &narinfos, work, ready))?;
     }
+    let nars = run.servers.iter().map(|server| {
+        let nars = fixture.closure.iter().map(|path| nar_of(server, path)).collect::<Result<Vec<_>>>()?;
+        Ok((server.name.clone(), nars))
+    });
+    let nars = nars.collect::<Result<HashMap<_, _>>>()?;
+    for connections in CLOSURE_CONNECTIONS {
+        let title =
+            format!("HTTP/2, all NARs of the closure on each of {connections} connections, {NARS_AT_A_TIME} streams");
+        run.work(&title, |server, ready| {
+            let nars = nars.get(&server.name).map(Vec::as_slice).unwrap_or_default();
+            h2load(&server.base, nars, (connections, NARS_AT_A_TIME), connections * nars.len(), work, ready)
+        })?;
+    }
     let title = format!("HTTP/2, a narinfo behind {NARS_AHEAD} NARs of 10 MB");
     run.work(&title, |server, ready| behind_nars(server, fixture, work, ready))
 }
 
-/// Sends `requests` requests for these targets in turn, on one connection.
-fn h2load(base: &BaseUrl, targets: &[String], requests: usize, work: &Path, ready: &mut dyn FnMut()) -> Result<Done> {
+/// Sends `requests` requests for these targets in turn, on so many connections, each with so many streams.
+fn h2load(
+    base: &BaseUrl,
+    targets: &[String],
+    (connections, streams): (usize, usize),
+    requests: usize,
+    work: &Path,
+    ready: &mut dyn FnMut(),
+) -> Result<Done> {
     let (list, log) = (work.join("h2load-urls"), work.join("h2load.log"));
     let urls: String = targets.iter().fold(String::new(), |mut urls, target| {
         let _ = writeln!(urls, "https://{}{target}", base.address);
@@ -88,7 +112,7 @@ fn h2load(base: &BaseUrl, targets: &[String], requests: usize, work: &Path, read
     // h2load appends to its log
     let _ = fs::remove_file(&log);
     let mut command = Command::new("h2load");
-    command.args(["-c", "1", "-m", &STREAMS.to_string(), "-n", &requests.to_string(), "-i"]);
+    command.args(["-c", &connections.to_string(), "-m", &streams.to_string(), "-n", &requests.to_string(), "-i"]);
     command.arg(&list).arg("--log-file").arg(&log);
     ready();
     let output = command.output().context(|| "cannot run h2load (apt-get install nghttp2-client)".to_owned())?;
@@ -155,15 +179,19 @@ fn far(
     Ok(Done { wall_ns, requests: transfers.len() as u64, ..Done::default() })
 }
 
-/// Requests NARs and then a narinfo on one connection, and measures how long the narinfo takes.
-fn behind_nars(server: &Server, fixture: &Fixture, work: &Path, ready: &mut dyn FnMut()) -> Result<Done> {
-    let narinfo = format!("/{}.narinfo", hash_part(&fixture.large)?);
-    let narinfo = format!("https://{}{narinfo}", server.base.address);
+/// The target of a path's NAR.
+fn nar_of(server: &Server, path: &str) -> Result<String> {
+    let narinfo = format!("https://{}/{}.narinfo", server.base.address, hash_part(path)?);
     let output = Command::new("curl").args(["--silent", "--insecure", "--fail", &narinfo]).output();
     let output = output.context(|| "cannot run curl".to_owned())?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let nar = fields(&text).get("URL").map(|url| format!("https://{}/{url}", server.base.address));
-    let nar = nar.ok_or_else(|| failure!("{narinfo} has no URL"))?;
+    fields(&text).get("URL").map(|url| format!("/{url}")).ok_or_else(|| failure!("{narinfo} has no URL"))
+}
+
+/// Requests NARs and then a narinfo on one connection, and measures how long the narinfo takes.
+fn behind_nars(server: &Server, fixture: &Fixture, work: &Path, ready: &mut dyn FnMut()) -> Result<Done> {
+    let narinfo = format!("https://{}/{}.narinfo", server.base.address, hash_part(&fixture.large)?);
+    let nar = format!("https://{}{}", server.base.address, nar_of(server, &fixture.large)?);
     let mut urls = vec![nar; NARS_AHEAD];
     urls.push(narinfo.clone());
     ready();
