@@ -173,10 +173,30 @@ fn imports(source: &Path) -> BTreeMap<Module, BTreeSet<Module>> {
     }
     texts.retain(|module, _| !(1..=module.len()).any(|len| tests.contains(&module[..len])));
     let known: BTreeSet<_> = texts.keys().cloned().collect();
+    // What the `mod.rs` of a folder hands on is imported from where it is defined. Of the root, nothing is imported.
+    let mut handed_on: BTreeMap<Module, Module> = BTreeMap::new();
+    for (module, text) in texts.iter().filter(|(module, _)| !module.is_empty()) {
+        let uses = text.split("\npub").skip(1).filter_map(|rest| {
+            let (visibility, rest) = rest.split_once("use ")?;
+            let is_use = visibility.trim().is_empty() || (visibility.starts_with('(') && visibility.ends_with(") "));
+            rest.split_once(';').filter(|_| is_use)
+        });
+        for name in uses.flat_map(|(tree, _)| leaves(tree)).filter_map(|name| absolute(module, &name, &known)) {
+            handed_on.insert([&module[..], &name[name.len() - 1..]].concat(), name);
+        }
+    }
+    let defined = |mut name: Module| {
+        // A name that is handed on more often is none of ours.
+        for _ in 0..8 {
+            let Some(len) = (1..=name.len()).find(|len| handed_on.contains_key(&name[..*len])) else { break };
+            name = [&handed_on[&name[..len]], &name[len..]].concat();
+        }
+        name
+    };
     let read = |module: &Module, text: &String| {
         let uses = text.split("\nuse ").skip(1).filter_map(|rest| rest.split_once(';'));
         let named = uses.flat_map(|(tree, _)| leaves(tree)).filter_map(|name| absolute(module, &name, &known));
-        (module.clone(), named.collect())
+        (module.clone(), named.map(defined).collect())
     };
     texts.iter().map(|(module, text)| read(module, text)).collect()
 }

@@ -16,7 +16,7 @@ pub(crate) fn send_piece(
     server: &ServerState,
     counters: &ThreadCounters,
 ) -> Next {
-    let driven = outgoing.drive(connection, budget);
+    let driven = outgoing.drive(connection, connection.holding(), budget);
     if !matches!(driven, Ok(None)) {
         outgoing.count_held(connection.holding());
     }

@@ -146,7 +146,7 @@ impl Simulation {
         let mailbox = Mailbox::simulated();
         let driver = SimDriver::new(network.clone());
         let mut shard = Shard::new(server.clone(), driver, mailbox.clone(), vec![mailbox.clone()]);
-        shard.listen(vec![Arc::new(Socket::simulated_listener())])?;
+        shard.listen(vec![Arc::new(Socket::Sim(crate::io::sim::SimSocket::listener()))])?;
         Ok(Self {
             worker: Worker::new(server.clone()),
             network,

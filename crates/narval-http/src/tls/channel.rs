@@ -404,7 +404,7 @@ mod tests {
         let feed = Feed::new(Box::new(Words(3000)), None);
         let mut outgoing = Outgoing::new(OutBuf::default(), Rest::Feed { feed, is_chunked: true });
         let mut drained = [0; 64 * 1024];
-        while outgoing.drive(&connection, 8 << 20).unwrap().is_some() {
+        while outgoing.drive(&connection, connection.holding(), 8 << 20).unwrap().is_some() {
             assert!(io::Read::read(&mut &client, &mut drained).unwrap() > 0);
         }
         let tls = connection.tls.as_ref().unwrap();

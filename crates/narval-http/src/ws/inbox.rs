@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::WsError;
 use super::codec::decoder::CompressedMessage;
 use super::codec::deflate::Inflater;
 use super::codec::{CloseFrame, Message, ProtocolError};
+use super::error::WsError;
 use crate::io::output_memory::{Holding, Share};
 
 /// How many events may be queued before receiving is paused.

@@ -25,7 +25,7 @@
 //! The protocol itself is in `codec`, which knows nothing of sockets and threads.
 
 pub(crate) mod codec;
-mod handler;
+mod error;
 mod handshake;
 mod inbox;
 mod options;
@@ -37,9 +37,10 @@ mod upgrade;
 
 pub use crate::message::upgrade_error::UpgradeError;
 pub use codec::{CloseCode, CloseFrame, Frame, Message, ProtocolError, WsLimits};
-pub use handler::{CloseReason, WsError, WsEvent, WsHandler};
+pub use error::{CloseReason, WsError};
 pub use options::{Options, WsCompression};
-pub use socket::{SendStatus, SharedMessage, WebSocket};
+pub use outbox::SendStatus;
+pub use socket::{SharedMessage, WebSocket, WsEvent, WsHandler};
 pub use upgrade::Upgrade;
 
 pub(crate) use run::Turn;

@@ -8,7 +8,6 @@ use std::sync::{Arc, MutexGuard};
 
 use bytes::{Buf, Bytes};
 
-use super::SendStatus;
 use super::codec::deflate::{Deflater, Settings};
 use super::codec::frame::{Opcode, ServerHeader};
 use super::codec::{CloseCode, Frame, close};
@@ -19,6 +18,27 @@ use crate::io::sync::Mutex;
 use crate::limits::SEAL_QUANTUM;
 use crate::message::carrier::{Carrier, Nudge};
 use crate::tls::link::HasLink;
+
+/// Whether a message was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the message may not have been sent"]
+pub enum SendStatus {
+    /// Sent, or queued.
+    Queued,
+    /// Queued, but the queue is above the soft limit: send less, until [`WsHandler::drained`](super::WsHandler::drained).
+    Backpressure,
+    /// Not sent: the queue is at the hard limit.
+    Dropped,
+    /// Not sent: the connection is closed, or being closed.
+    Closed,
+}
+
+impl SendStatus {
+    /// Whether the message was sent or queued.
+    pub fn is_accepted(self) -> bool {
+        matches!(self, Self::Queued | Self::Backpressure)
+    }
+}
 
 /// Payloads up to this size are copied after their header, so that a frame is one buffer.
 const COPY_PAYLOAD_MAX: usize = 4096;

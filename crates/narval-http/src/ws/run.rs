@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::codec::decoder::CompressedMessage;
 use super::codec::{CloseCode, Message, ProtocolError, close, deflate};
-use super::handler::{CloseReason, WsError};
+use super::error::{CloseReason, WsError};
 use super::inbox::Pending;
 use super::socket::{Shared, WebSocket};
 use crate::io::output_memory::Share;

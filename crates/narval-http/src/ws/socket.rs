@@ -1,7 +1,4 @@
-//! The handle of a WebSocket, and what its threads share.
-//!
-//! This file, `handler.rs`, `inbox.rs` and `outbox.rs` import each other: a handler is called with the handle, which leads to the handler, its
-//! events and what is to be sent. Nothing outside of `ws/` sees more of it than the handle.
+//! The handle of a WebSocket, its handler, which is called with it, and what its threads share.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -9,14 +6,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use bytes::Bytes;
+
 use super::codec::deflate::{self, Settings};
 use super::codec::extension::Agreement;
 use super::codec::frame::{CONTROL_PAYLOAD_MAX, Opcode};
 use super::codec::{CloseCode, Frame, Message, close};
+use super::error::{CloseReason, WsError};
 use super::inbox::Inbox;
 use super::options::{Options, WsCompression};
-use super::outbox::{Encoded, Outbox};
-use super::{WsEvent, WsHandler};
+use super::outbox::{Encoded, Outbox, SendStatus};
 use crate::io::output_memory::Share;
 use crate::io::sync::Mutex;
 use crate::peer::Peer;
@@ -33,27 +32,6 @@ const WINDOW_BITS_FULL: u8 = 15;
 #[derive(Clone)]
 pub struct WebSocket {
     pub(crate) shared: Arc<Shared>,
-}
-
-/// Whether a message was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the message may not have been sent"]
-pub enum SendStatus {
-    /// Sent, or queued.
-    Queued,
-    /// Queued, but the queue is above the soft limit: send less, until [`WsHandler::drained`].
-    Backpressure,
-    /// Not sent: the queue is at the hard limit.
-    Dropped,
-    /// Not sent: the connection is closed, or being closed.
-    Closed,
-}
-
-impl SendStatus {
-    /// Whether the message was sent or queued.
-    pub fn is_accepted(self) -> bool {
-        matches!(self, Self::Queued | Self::Backpressure)
-    }
 }
 
 impl WebSocket {
@@ -167,7 +145,7 @@ impl fmt::Debug for WebSocket {
 pub struct SharedMessage {
     len: usize,
     opcode: Opcode,
-    payload: bytes::Bytes,
+    payload: Bytes,
     plain: Frame,
     compressed: OnceLock<(Settings, Option<Frame>)>,
 }
@@ -190,6 +168,101 @@ impl SharedMessage {
             (settings, is_smaller.then(|| Frame::data(self.opcode, true, &payload)))
         });
         frame.as_ref().filter(|_| *made_with == settings)
+    }
+}
+
+/// Handles the events of a WebSocket.
+///
+/// The events of one socket are serial, on worker threads: `open` first, `close` last. Events of different sockets may
+/// run concurrently. A method may block; meanwhile further events of that socket are queued, and when the queue is full
+/// nothing more is received from its client.
+///
+/// Every `Fn(&WebSocket, WsEvent) + Send + Sync` is a handler.
+pub trait WsHandler: Send + Sync + 'static {
+    /// The connection is open.
+    fn open(&self, socket: &WebSocket) {
+        let _ = socket;
+    }
+
+    /// The client sent a message.
+    fn message(&self, socket: &WebSocket, message: Message);
+
+    /// The client sent a Ping. It has been answered already, unless [`Options::auto_pong`](super::Options::auto_pong)
+    /// is off.
+    fn ping(&self, socket: &WebSocket, payload: Bytes) {
+        let _ = (socket, payload);
+    }
+
+    /// The client sent a Pong.
+    fn pong(&self, socket: &WebSocket, payload: Bytes) {
+        let _ = (socket, payload);
+    }
+
+    /// The client has caught up, after [`SendStatus::Backpressure`](super::SendStatus::Backpressure) or `Dropped`.
+    fn drained(&self, socket: &WebSocket) {
+        let _ = socket;
+    }
+
+    /// The connection failed, without a closing handshake. [`close`](Self::close) follows.
+    fn error(&self, socket: &WebSocket, error: WsError) {
+        let _ = (socket, error);
+    }
+
+    /// The connection is closed: the last event.
+    fn close(&self, socket: &WebSocket, reason: CloseReason) {
+        let _ = (socket, reason);
+    }
+}
+
+/// An event, for handlers that are closures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WsEvent {
+    /// See [`WsHandler::open`].
+    Open,
+    /// See [`WsHandler::message`].
+    Message(Message),
+    /// See [`WsHandler::ping`].
+    Ping(Bytes),
+    /// See [`WsHandler::pong`].
+    Pong(Bytes),
+    /// See [`WsHandler::drained`].
+    Drained,
+    /// See [`WsHandler::error`].
+    Error(WsError),
+    /// See [`WsHandler::close`].
+    Close(CloseReason),
+}
+
+impl<F> WsHandler for F
+where
+    F: Fn(&WebSocket, WsEvent) + Send + Sync + 'static,
+{
+    fn open(&self, socket: &WebSocket) {
+        self(socket, WsEvent::Open);
+    }
+
+    fn message(&self, socket: &WebSocket, message: Message) {
+        self(socket, WsEvent::Message(message));
+    }
+
+    fn ping(&self, socket: &WebSocket, payload: Bytes) {
+        self(socket, WsEvent::Ping(payload));
+    }
+
+    fn pong(&self, socket: &WebSocket, payload: Bytes) {
+        self(socket, WsEvent::Pong(payload));
+    }
+
+    fn drained(&self, socket: &WebSocket) {
+        self(socket, WsEvent::Drained);
+    }
+
+    fn error(&self, socket: &WebSocket, error: WsError) {
+        self(socket, WsEvent::Error(error));
+    }
+
+    fn close(&self, socket: &WebSocket, reason: CloseReason) {
+        self(socket, WsEvent::Close(reason));
     }
 }
 

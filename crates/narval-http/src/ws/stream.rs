@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::codec::decoder::{Decoder, Incoming};
 use super::codec::frame::{Opcode, ServerHeader};
 use super::codec::{CloseCode, Frame, close};
-use super::handler::WsError;
+use super::error::WsError;
 use super::inbox::Pending;
 use super::socket::Shared;
 use crate::io::clock::Millis;

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
-use super::WsHandler;
 use super::codec::extension::Agreement;
 use super::handshake::{self, Handshake};
 use super::options::{Options, WsCompression};
+use super::socket::WsHandler;
 use super::socket::{Deflate, Shared, WebSocket};
 use crate::message::request::Request;
 use crate::message::response::Response;

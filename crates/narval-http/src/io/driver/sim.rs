@@ -143,8 +143,8 @@ impl<C: HasSocket> Driver<C> for SimDriver<C> {
             if self.network.lock().random.one_in(50) {
                 return Some(Completion::Accepted { listener, result: Err(io::ErrorKind::ConnectionAborted.into()) });
             }
-            if let Some(accepted) = self.network.accept() {
-                return Some(Completion::Accepted { listener, result: Ok(accepted) });
+            if let Some((socket, peer)) = self.network.accept() {
+                return Some(Completion::Accepted { listener, result: Ok((Socket::Sim(socket), peer)) });
             }
         }
         loop {

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Random;
-use crate::io::socket::Socket;
 use crate::peer::Peer;
 
 /// The address of all TCP clients (RFC 5737).
@@ -69,13 +68,6 @@ pub(crate) struct Wire {
     pub(crate) is_cut_off: bool,
 }
 
-impl Socket {
-    /// What the simulated driver listens on. It never looks at it.
-    pub(crate) fn simulated_listener() -> Self {
-        Self::Sim(SimSocket { network: Network::new(0), wire: usize::MAX })
-    }
-}
-
 /// The server's end of a connection.
 #[derive(Debug)]
 pub(crate) struct SimSocket {
@@ -121,14 +113,14 @@ impl Network {
     }
 
     /// Server: accepts a connection.
-    pub(crate) fn accept(&self) -> Option<(Socket, Peer)> {
+    pub(crate) fn accept(&self) -> Option<(SimSocket, Peer)> {
         let mut state = self.lock();
         let at = state.backlog.pop_front()?;
         let wire = state.wires.get_mut(at)?;
         wire.is_accepted = true;
         // Connections over TCP are the ones with TLS.
         let peer = if wire.speaks == Speaks::Tls { Peer::Tcp(CLIENT) } else { Peer::Unix };
-        Some((Socket::Sim(SimSocket { network: self.clone(), wire: at }), peer))
+        Some((SimSocket { network: self.clone(), wire: at }, peer))
     }
 
     /// The number of connections that the server has accepted and not closed.
@@ -138,6 +130,11 @@ impl Network {
 }
 
 impl SimSocket {
+    /// What the simulated driver listens on. It never looks at it.
+    pub(crate) fn listener() -> Self {
+        Self { network: Network::new(0), wire: usize::MAX }
+    }
+
     fn wire<T>(&self, act: impl FnOnce(&mut Wire, &mut Random) -> T) -> Option<T> {
         let mut state = self.network.lock();
         let State { wires, random, .. } = &mut *state;

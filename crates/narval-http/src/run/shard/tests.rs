@@ -33,7 +33,7 @@ fn shard(network: &Network) -> Shard<SimDriver<Connection>> {
     let server = Arc::new(ServerState::new(Arc::new(Hello), Limits::default(), clock));
     let mailbox = Mailbox::simulated();
     let mut shard = Shard::new(server, SimDriver::new(network.clone()), mailbox.clone(), vec![mailbox]);
-    shard.listen(vec![Arc::new(Socket::simulated_listener())]).unwrap();
+    shard.listen(vec![Arc::new(Socket::Sim(crate::io::sim::SimSocket::listener()))]).unwrap();
     shard
 }
 

@@ -20,7 +20,6 @@ use crate::message::departure::Here;
 use crate::message::panic_guard::Kept;
 use crate::observe::access_log::Watch;
 use crate::run::answer_context::PendingLate;
-use crate::run::connection::Connection;
 use crate::tls::TlsChannel;
 use crate::tls::layout::{Gather, Layout};
 use crate::tls::link::Link;
@@ -167,15 +166,15 @@ impl Outgoing {
     /// # Errors
     /// The response cannot be completed (the connection broke, a file ended early, a source failed or produced
     /// another length): abort the connection.
-    pub(crate) fn drive(&mut self, connection: &Connection, budget: u64) -> io::Result<Option<Next>> {
-        let step = self.drive_on(connection, budget);
+    pub(crate) fn drive(&mut self, connection: &Link, holding: &Arc<Holding>, budget: u64) -> io::Result<Option<Next>> {
+        let step = self.drive_on(connection, holding, budget);
         if let Some(kept) = &self.kept {
             kept.has_sent(self.sent());
         }
         step
     }
 
-    fn drive_on(&mut self, connection: &Connection, budget: u64) -> io::Result<Option<Next>> {
+    fn drive_on(&mut self, connection: &Link, holding: &Arc<Holding>, budget: u64) -> io::Result<Option<Next>> {
         let stop_at = self.sent().saturating_add(budget);
         self.is_waiting = false;
         let mut waits = false;
@@ -191,7 +190,7 @@ impl Outgoing {
                 // leave meanwhile. The head is sent with the first bytes, or when there is none for a while.
                 return Ok(Some(Next::AtOnce));
             }
-            if !self.send_pieces(connection, stop_at)? {
+            if !self.send_pieces(connection, holding, stop_at)? {
                 return Ok(Some(Next::AtRoom));
             }
             if self.feed.is_none() && self.is_empty() {
@@ -246,7 +245,7 @@ impl Outgoing {
     }
 
     /// Sends what is available. Returns `false` if the socket is full.
-    fn send_pieces(&mut self, connection: &Connection, stop_at: u64) -> io::Result<bool> {
+    fn send_pieces(&mut self, connection: &Link, holding: &Arc<Holding>, stop_at: u64) -> io::Result<bool> {
         let socket = &connection.socket;
         if !std::mem::replace(&mut self.has_begun, true) {
             connection.begin();
@@ -257,7 +256,7 @@ impl Outgoing {
                 _ if !self.wire.is_empty() => self.send_wire(socket),
                 Some(tls) if tls.is_kernels() => self.send_by_kernel(connection, tls, at_file, stop_at - self.sent()),
                 Some(tls) if at_file && tls.offload(socket, self.file_left()) => Ok(()),
-                Some(tls) => self.seal_piece(connection, tls),
+                Some(tls) => self.seal_piece(&connection.socket, holding, tls),
                 None if at_file => self.send_file(connection, stop_at - self.sent()),
                 None => self.send_memory(socket),
             };
@@ -288,8 +287,7 @@ impl Outgoing {
     }
 
     /// Seals the next records, up to one quantum.
-    fn seal_piece(&mut self, connection: &Connection, tls: &TlsChannel) -> io::Result<()> {
-        let (socket, holding) = (&connection.socket, connection.holding());
+    fn seal_piece(&mut self, socket: &Socket, holding: &Arc<Holding>, tls: &TlsChannel) -> io::Result<()> {
         let left = self.left();
         let mut wire = std::mem::take(&mut self.wire);
         if tls.seals_in_place(left) {

@@ -1,54 +1,8 @@
-//! Close codes and the payload of Close frames (RFC 6455 sections 5.5.1 and 7.4).
+//! The payload of Close frames (RFC 6455 section 5.5.1).
 
+use super::error::{CloseCode, ProtocolError};
 use super::frame::{CONTROL_PAYLOAD_MAX, Opcode};
-use super::{Frame, ProtocolError};
-
-/// Why a connection is closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CloseCode(u16);
-
-impl CloseCode {
-    /// Normal closure.
-    pub const NORMAL: Self = Self(1000);
-    /// The server is shutting down, or the user has left the page.
-    pub const GOING_AWAY: Self = Self(1001);
-    /// A protocol error.
-    pub const PROTOCOL_ERROR: Self = Self(1002);
-    /// A type of data that the endpoint does not accept.
-    pub const UNSUPPORTED_DATA: Self = Self(1003);
-    /// Data that does not fit its message type: text that is not UTF-8, an invalid compressed message.
-    pub const INVALID_DATA: Self = Self(1007);
-    /// A message that violates a rule of the application.
-    pub const POLICY_VIOLATION: Self = Self(1008);
-    /// A message larger than the limit.
-    pub const MESSAGE_TOO_BIG: Self = Self(1009);
-    /// An unexpected condition.
-    pub const INTERNAL_ERROR: Self = Self(1011);
-    /// The server restarts.
-    pub const SERVICE_RESTART: Self = Self(1012);
-    /// The server is overloaded.
-    pub const TRY_AGAIN_LATER: Self = Self(1013);
-
-    /// Makes a close code that is allowed in a Close frame: 1000–1003, 1007–1014 and 3000–4999. The others are
-    /// reserved, or mean that there was no frame.
-    ///
-    /// ```
-    /// use narval_http::ws::CloseCode;
-    /// assert_eq!(CloseCode::new(1000), Some(CloseCode::NORMAL));
-    /// assert_eq!(CloseCode::new(1005), None);
-    /// ```
-    pub const fn new(code: u16) -> Option<Self> {
-        match code {
-            1000..=1003 | 1007..=1014 | 3000..=4999 => Some(Self(code)),
-            _ => None,
-        }
-    }
-
-    /// The code as a number.
-    pub const fn get(self) -> u16 {
-        self.0
-    }
-}
+use super::message::Frame;
 
 /// The contents of a Close frame: a code and a reason. A Close frame may also be empty.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,9 +2,12 @@
 
 use bytes::Bytes;
 
+use super::close::CloseFrame;
+use super::error::ProtocolError;
 use super::frame::{CLIENT_HEADER_MAX, CONTROL_PAYLOAD_MAX, ClientHeader, Opcode};
-use super::utf8::{InvalidUtf8, Utf8Check};
-use super::{CloseCode, CloseFrame, Message, mask};
+use super::mask;
+use super::message::Message;
+use super::utf8::Utf8Check;
 
 /// Decodes a client's frames. It consumes all bytes it is given and stores only what it must: nothing between frames,
 /// and within one at most a header and the message so far.
@@ -65,68 +68,6 @@ pub struct CompressedMessage {
     pub text: bool,
     /// The compressed payload.
     pub data: Bytes,
-}
-
-/// A protocol violation. The connection must be closed with [`ProtocolError::close_code`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProtocolError {
-    /// RSV2 or RSV3 is set, or RSV1 on a frame that starts no message or without negotiated compression.
-    #[error("reserved bits are set")]
-    ReservedBits,
-    /// A reserved opcode.
-    #[error("reserved opcode {0}")]
-    ReservedOpcode(u8),
-    /// A client's frame is not masked.
-    #[error("frame is not masked")]
-    Unmasked,
-    /// A length that is not in its shortest form, or over 63 bits.
-    #[error("invalid payload length")]
-    InvalidLength,
-    /// A control frame without FIN.
-    #[error("fragmented control frame")]
-    FragmentedControl,
-    /// A control frame over 125 octets.
-    #[error("control frame is too long")]
-    LongControl,
-    /// A Continuation frame without a message to continue.
-    #[error("continuation of no message")]
-    NothingToContinue,
-    /// A Text or Binary frame within a fragmented message.
-    #[error("message within a message")]
-    MessageWithinMessage,
-    /// The message is over the limit, compressed or decompressed.
-    #[error("message is too big")]
-    MessageTooBig,
-    /// A text message or a close reason that is not UTF-8.
-    #[error("text that is not UTF-8")]
-    InvalidUtf8,
-    /// A compressed message that cannot be decompressed.
-    #[error("broken compressed message")]
-    InvalidDeflate,
-    /// A Close frame with a payload of one octet.
-    #[error("close frame without a whole code")]
-    CloseWithoutCode,
-    /// A Close frame with a code that may not be sent.
-    #[error("invalid close code {0}")]
-    InvalidCloseCode(u16),
-}
-
-impl ProtocolError {
-    /// The code to close the connection with.
-    pub fn close_code(self) -> CloseCode {
-        match self {
-            Self::MessageTooBig => CloseCode::MESSAGE_TOO_BIG,
-            Self::InvalidUtf8 | Self::InvalidDeflate => CloseCode::INVALID_DATA,
-            _ => CloseCode::PROTOCOL_ERROR,
-        }
-    }
-}
-
-impl From<InvalidUtf8> for ProtocolError {
-    fn from(_: InvalidUtf8) -> Self {
-        Self::InvalidUtf8
-    }
 }
 
 /// What ended the input.
@@ -500,7 +441,7 @@ mod tests {
     #[test]
     fn nothing_counts_behind_a_close() {
         let bytes = stream(&[(0x88, b"\x03\xe8"), (0x81, b"\xff")]);
-        let close = CloseFrame { code: CloseCode::NORMAL, reason: String::new() };
+        let close = CloseFrame { code: crate::ws::CloseCode::NORMAL, reason: String::new() };
         assert_eq!(decode_all_ways(&bytes), (vec![Incoming::Close(Some(close))], None));
     }
 

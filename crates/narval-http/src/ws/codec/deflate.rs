@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use bytes::Bytes;
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
-use super::ProtocolError;
+use super::error::ProtocolError;
 
 /// The end of every flushed deflate stream, which is not sent (RFC 7692 section 7.2.1).
 const TAIL: [u8; 4] = [0, 0, 0xff, 0xff];

@@ -1,6 +1,6 @@
 //! Frame headers (RFC 6455 section 5.2).
 
-use super::ProtocolError;
+use super::error::ProtocolError;
 
 /// The largest payload of a control frame in octets (RFC 6455 section 5.5).
 pub const CONTROL_PAYLOAD_MAX: usize = 125;

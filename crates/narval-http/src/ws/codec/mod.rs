@@ -2,19 +2,18 @@
 //!
 //! Everything here works on byte slices. [`Decoder`] turns received bytes, in pieces of any size, into messages and
 //! control frames; [`frame`] and [`message`] encode.
-//!
-//! `close`, `decoder`, `frame` and `message` import each other: a protocol error has a close code, and decoding any of them may fail
-//! with one.
 
 pub mod close;
 pub mod decoder;
 pub mod deflate;
+pub mod error;
 pub mod extension;
 pub mod frame;
 pub mod mask;
 pub mod message;
 pub mod utf8;
 
-pub use close::{CloseCode, CloseFrame};
-pub use decoder::{Decoder, Incoming, ProtocolError, WsLimits};
+pub use close::CloseFrame;
+pub use decoder::{Decoder, Incoming, WsLimits};
+pub use error::{CloseCode, ProtocolError};
 pub use message::{Frame, Message};
